@@ -241,8 +241,11 @@ func (s *Store) run(ctx context.Context) {
 			answer(puts, err)
 			return
 		case len(puts) > 0:
-			answer(puts, s.commit(ctx, puts))
-			s.trim(ctx)
+			err := s.commit(ctx, puts)
+			answer(puts, err)
+			if err == nil {
+				s.trim(ctx)
+			}
 			continue
 		}
 		select {
