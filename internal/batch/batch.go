@@ -123,7 +123,7 @@ func (h *Header) check() error {
 	switch {
 	case h.Magic != 2:
 		return bad("magic", int64(h.Magic))
-	case h.Length < HeaderSize-LengthSize:
+	case h.Length < HeaderSize-LengthSize, h.Length > math.MaxInt32-LengthSize: // Size is an int, which may have 32 bits
 		return bad("length", int64(h.Length))
 	case h.Base < 0:
 		return bad("base offset", h.Base)

@@ -119,9 +119,8 @@ var ErrCorrupt = errors.New("leader-epoch table is corrupt")
 
 const entrySize = 12
 
-// AppendBinary appends the table: int64 start of the log, uint32 number of entries, then int32 epoch and int64 start of each.
+// AppendBinary appends the table: uint32 number of entries, then int32 epoch and int64 start of each.
 func (t *Table) AppendBinary(dst []byte) []byte {
-	dst = binary.BigEndian.AppendUint64(dst, uint64(t.start))
 	dst = binary.BigEndian.AppendUint32(dst, uint32(len(t.entries)))
 	for _, e := range t.entries {
 		dst = binary.BigEndian.AppendUint32(dst, uint32(e.Epoch))
@@ -130,14 +129,14 @@ func (t *Table) AppendBinary(dst []byte) []byte {
 	return dst
 }
 
-// Decode takes a table off the front of b, and answers what follows it.
-func Decode(b []byte) (t Table, rest []byte, err error) {
-	if len(b) < 12 {
+// Decode takes the table of a log that starts at start off the front of b, and answers what follows it.
+func Decode(b []byte, start int64) (t Table, rest []byte, err error) {
+	if len(b) < 4 {
 		return Table{}, nil, fmt.Errorf("%w: cut short", ErrCorrupt)
 	}
-	t.start = int64(binary.BigEndian.Uint64(b))
-	n := int64(binary.BigEndian.Uint32(b[8:]))
-	b = b[12:]
+	t.start = start
+	n := int64(binary.BigEndian.Uint32(b))
+	b = b[4:]
 	if n > int64(len(b)/entrySize) {
 		return Table{}, nil, fmt.Errorf("%w: %d entries claimed in %d bytes", ErrCorrupt, n, len(b))
 	}
@@ -153,9 +152,6 @@ func Decode(b []byte) (t Table, rest []byte, err error) {
 
 // valid states what every method relies on and keeps. It is asked at the gateway only.
 func (t *Table) valid() error {
-	if t.start < 0 {
-		return fmt.Errorf("%w: log start %d", ErrCorrupt, t.start)
-	}
 	for i, e := range t.entries {
 		switch {
 		case e.Epoch < 0 || e.Start < 0:

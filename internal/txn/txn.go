@@ -230,12 +230,12 @@ const (
 
 // AppendBinary appends everything but the sealed parts, of which it names id and CRC:
 //
-//	int64 start of the log, int64 greatest producer id, int64 id of the newest chunk ever
+//	int64 greatest producer id, int64 id of the newest chunk ever
 //	uint32 n, n times: int64 producer id, first offset, next offset, timestamp    open
 //	uint32 n, n times: int64 id, uint32 CRC-32C                                   sealed chunks
 //	uint32 n, n times: int64 producer id, first offset, last offset               tail of the aborted list
 func (t *Table) AppendBinary(dst []byte) []byte {
-	dst = appendInts(dst, t.start, ^t.greatest, t.lastID)
+	dst = appendInts(dst, ^t.greatest, t.lastID)
 	open := t.open.list()
 	dst = binary.BigEndian.AppendUint32(dst, uint32(len(open)))
 	for _, o := range open {
@@ -253,17 +253,20 @@ func (t *Table) AppendBinary(dst []byte) []byte {
 	return dst
 }
 
-// Decode takes a table off the front of b, and answers what follows it. find gives the data of a sealed chunk, nil if there is
-// none; the table keeps the slices.
-func Decode(b []byte, find func(id int64) []byte) (t Table, rest []byte, err error) {
+// Decode takes the table of a log that starts at start off the front of b, and answers what follows it. find gives the data of
+// a sealed chunk, nil if there is none; the table keeps the slices.
+func Decode(b []byte, start int64, find func(id int64) []byte) (t Table, rest []byte, err error) {
 	bad := func(format string, args ...any) (Table, []byte, error) {
 		return Table{}, nil, fmt.Errorf("%w: "+format, append([]any{ErrCorrupt}, args...)...)
 	}
-	if len(b) < 24 {
+	if len(b) < 16 {
 		return bad("cut short")
 	}
-	t.start, t.greatest, t.lastID = getInt(b, 0), ^getInt(b, 1), getInt(b, 2)
-	b = b[24:]
+	t.start, t.greatest, t.lastID = start, ^getInt(b, 0), getInt(b, 1)
+	if ^t.greatest < -1 || t.lastID < 0 {
+		return bad("greatest producer id %d, chunk %d", ^t.greatest, t.lastID)
+	}
+	b = b[16:]
 
 	open, b, ok := list(b, openSize)
 	if !ok {
@@ -321,9 +324,6 @@ func Decode(b []byte, find func(id int64) []byte) (t Table, rest []byte, err err
 			return bad("aborted transaction of producer %d from %d to %d", a.ProducerID, a.FirstOffset, a.LastOffset)
 		}
 		t.tail = append(t.tail, a)
-	}
-	if t.start < 0 || ^t.greatest < -1 || t.lastID < 0 {
-		return bad("log start %d, greatest producer id %d, chunk %d", t.start, ^t.greatest, t.lastID)
 	}
 	return t, b, nil
 }
