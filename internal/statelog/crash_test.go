@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"sync"
 	"testing"
 	"testing/synctest"
 
@@ -18,6 +19,7 @@ type history struct {
 	log   *testLog
 	store *Store
 
+	mu       sync.Mutex
 	acked    map[Key]string   // what successful Puts add up to
 	possible []map[Key]string // acked, and that with one of the Puts that failed since, or are under way
 
@@ -58,8 +60,14 @@ func (h *history) reopen() {
 		}
 		h.store = s
 	}
-	h.acked = h.mustBePossible(h.store)
-	h.possible = []map[Key]string{h.acked}
+	h.answered(h.mustBePossible(h.store))
+}
+
+// answered takes down what is certain from now on.
+func (h *history) answered(state map[Key]string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.acked, h.possible = state, []map[Key]string{state}
 }
 
 func (h *history) close() {
@@ -78,19 +86,19 @@ func (h *history) put(recs ...Record) {
 			after[r.Key] = string(r.Value)
 		}
 	}
+	h.mu.Lock()
 	h.possible = append(h.possible, after)
+	h.mu.Unlock()
 	if err := h.store.Put(h.t.Context(), recs...); err != nil {
 		require.ErrorIs(h.t, err, errDisk)
 	} else {
-		h.acked = after
-		h.possible = []map[Key]string{after}
+		h.answered(after)
 	}
 	synctest.Wait() // a snapshot may follow
 	require.Equal(h.t, h.acked, contents(h.store))
 }
 
-// checkImages opens every log that a crash could leave now. It runs in the writer's goroutine while put or reopen waits for that,
-// or in reopen itself.
+// checkImages opens every log that a crash could leave now. It runs where the log is called: mostly in the store's goroutine.
 func (h *history) checkImages() {
 	for _, image := range h.log.images() {
 		s, err := Open(h.t.Context(), image, errOrder)
@@ -102,6 +110,8 @@ func (h *history) checkImages() {
 
 func (h *history) mustBePossible(s *Store) map[Key]string {
 	got := contents(s)
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	for _, want := range h.possible {
 		if maps.Equal(want, got) {
 			return got

@@ -137,18 +137,25 @@ func TestAnOlderStoreIsFencedForEver(t *testing.T) {
 func TestAYoungerStoresBatchIsNotTakenForOnesOwn(t *testing.T) {
 	for _, f := range []fault{failClean, failDrop} {
 		log := newTestLog()
-		old := open(t, log)
+		fail := noFault
 		log.before = func(_ context.Context, op string) fault {
-			if op == "append" && f == failClean || op == "sync" && f == failDrop {
-				return f
+			if op == "append" && fail == failClean || op == "sync" && fail == failDrop {
+				return fail
 			}
 			return noFault
 		}
-		require.ErrorIs(t, old.Put(t.Context(), rec(1, "a")), errDisk)
-		log.before = nil
-		young := open(t, log)
-		require.ErrorIs(t, old.Put(t.Context(), rec(1, "b")), ErrFenced)
-		require.NoError(t, young.Put(t.Context(), rec(1, "c")))
+		for younger := range 3 {
+			older := open(t, log)
+			fail = f
+			require.ErrorIs(t, older.Put(t.Context(), rec(1, "a")), errDisk)
+			fail = noFault
+			young := open(t, log)
+			for i := range younger {
+				require.NoError(t, young.Put(t.Context(), rec(1, fmt.Sprint("b", i))))
+			}
+			require.ErrorIs(t, older.Put(t.Context(), rec(1, "c")), ErrFenced)
+			require.NoError(t, young.Put(t.Context(), rec(1, "d")))
+		}
 	}
 }
 
@@ -239,6 +246,10 @@ func TestAFailedPutLeavesMemoryAsItWasAndTheNextOneWorks(t *testing.T) {
 				require.NoError(t, s.Put(t.Context(), rec(4, "d")))
 				want[own(4)] = "d"
 				require.Equal(t, want, contents(s))
+
+				repaired := log.count("append")
+				require.NoError(t, s.Put(t.Context(), rec(4, "d")))
+				require.Equal(t, repaired+1, log.count("append"), "what is repaired is not repaired again")
 				require.NoError(t, s.Close())
 				require.Equal(t, want, contents(open(t, log)), "the log says what memory said")
 			})
@@ -555,6 +566,11 @@ func TestALogThatLostAPartIsRefused(t *testing.T) {
 	_, err := Open(t.Context(), beginning, errOrder)
 	require.ErrorAs(t, err, &de)
 	require.Equal(t, beginning.start, de.Offset)
+
+	inside := whole.clone()
+	require.NoError(t, inside.AdvanceStart(t.Context(), whole.start+1))
+	_, err = Open(t.Context(), inside, errOrder)
+	require.ErrorAs(t, err, &de, "the first record of the snapshot is out of range")
 
 	all := whole.clone()
 	all.start, all.batches = all.end, nil

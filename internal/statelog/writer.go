@@ -52,8 +52,8 @@ const (
 func (w *writer) open(ctx context.Context) (*state, error) {
 	var st *state
 	for try := 0; ; try++ {
-		start, _ := w.log.Bounds()
-		if st == nil || start > st.next {
+		if st == nil {
+			start, _ := w.log.Bounds()
 			st = newState(start)
 		}
 		err := w.replay(ctx, st)
