@@ -152,16 +152,18 @@ func (s *Summary) CatchUp(ctx context.Context, r Reader) error {
 		offset := s.end
 		n, err := r.Read(ctx, offset, buf)
 		switch {
-		case err != nil && ctx.Err() == nil && s.follow(r) >= end && s.end > offset:
-			// The host dropped the batches just then. Its start can rise only so often: it stays at or below the end.
 		case err != nil:
-			return fmt.Errorf("offset %d: %w", offset, err)
+			// Retention may have passed by just then. That ends: each time End is further on.
+			if s.follow(r); s.end > offset {
+				continue
+			}
 		case n == 0:
 			s.end = end // a gap after the last batch
 		default:
-			if err := s.observeAll(buf[:n]); err != nil {
-				return fmt.Errorf("offset %d: %w", offset, err)
-			}
+			err = s.observeAll(buf[:n])
+		}
+		if err != nil {
+			return fmt.Errorf("offset %d: %w", offset, err)
 		}
 	}
 	return nil

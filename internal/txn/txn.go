@@ -47,14 +47,13 @@ type Table struct {
 	// tail is written anew by each checkpoint.
 	sealed []chunk
 	tail   []Aborted
-	lastID int64 // of the newest chunk ever sealed: an id is never used twice, also after a cut
+	chunks int64 // number of chunks ever sealed, those cut off included
 	taken  int64 // number of transactions that AdvanceStart took off the front of the list
 }
 
 // chunk is a sealed part of the aborted list, kept as the bytes that a checkpoint stores.
 type chunk struct {
-	id    int64
-	crc   uint32
+	id    int64 // number<<32 | CRC-32C of data
 	first int64 // smallest FirstOffset
 	data  []byte
 }
@@ -63,9 +62,9 @@ func (c *chunk) at(i int) Aborted { return getAborted(c.data[i*abortedSize:]) }
 
 func (c *chunk) last() int64 { return c.at(chunkEntries - 1).LastOffset }
 
-// Reset forgets everything but the greatest producer id and the ids of chunks: the log is empty and goes on at start.
+// Reset forgets everything but the greatest producer id and the numbers of chunks: the log is empty and goes on at start.
 func (t *Table) Reset(start int64) {
-	*t = Table{start: start, greatest: t.greatest, lastID: t.lastID}
+	*t = Table{start: start, greatest: t.greatest, chunks: t.chunks}
 }
 
 // Observe notes one batch. control is the record of a control batch; nil for a data batch, and for a control batch whose record
@@ -99,8 +98,8 @@ func (t *Table) abort(a Aborted) {
 		c.first = min(c.first, a.FirstOffset)
 		c.data = appendAborted(c.data, a)
 	}
-	t.lastID++
-	c.id, c.crc = t.lastID, sum(c.data)
+	t.chunks++
+	c.id = t.chunks<<32 | int64(sum(c.data))
 	t.sealed, t.tail = append(t.sealed, c), nil
 }
 
@@ -193,7 +192,7 @@ func (t *Table) Rewind(m Mark) {
 
 	keep := max(m.aborted-t.taken, 0)
 	if n := keep / chunkEntries; n < int64(len(t.sealed)) {
-		// The entries of a chunk that was sealed too late go back to the tail; its id is spent.
+		// The entries of a chunk that was sealed too late go back to the tail; its number is spent.
 		c := t.sealed[n]
 		t.sealed, t.tail = t.sealed[:n:n], nil
 		for i := range int(keep % chunkEntries) {
@@ -204,9 +203,10 @@ func (t *Table) Rewind(m Mark) {
 	t.tail = t.tail[:keep-int64(len(t.sealed)*chunkEntries)]
 }
 
-// Chunk is a sealed part of the aborted list. Data never changes, and no other chunk of the same log ever has the ID.
+// Chunk is a sealed part of the aborted list. Its ID, above 0, stands for its Data for ever: it holds the chunk's number, which is
+// not used again after a cut, and a CRC, should a crash bring back a checkpoint that did not know of the number.
 type Chunk struct {
-	ID   int64 // above 0
+	ID   int64
 	Data []byte
 }
 
@@ -225,17 +225,17 @@ var ErrCorrupt = errors.New("transaction table is corrupt")
 const (
 	abortedSize = 24
 	openSize    = 32
-	chunkSize   = 12
+	chunkIDSize = 8
 )
 
-// AppendBinary appends everything but the sealed parts, of which it names id and CRC:
+// AppendBinary appends everything but the sealed parts, of which it gives the ids:
 //
-//	int64 greatest producer id, int64 id of the newest chunk ever
+//	int64 greatest producer id, int64 number of chunks ever sealed
 //	uint32 n, n times: int64 producer id, first offset, next offset, timestamp    open
-//	uint32 n, n times: int64 id, uint32 CRC-32C                                   sealed chunks
+//	uint32 n, n times: int64 id                                                   sealed chunks
 //	uint32 n, n times: int64 producer id, first offset, last offset               tail of the aborted list
 func (t *Table) AppendBinary(dst []byte) []byte {
-	dst = appendInts(dst, ^t.greatest, t.lastID)
+	dst = appendInts(dst, ^t.greatest, t.chunks)
 	open := t.open.list()
 	dst = binary.BigEndian.AppendUint32(dst, uint32(len(open)))
 	for _, o := range open {
@@ -244,7 +244,6 @@ func (t *Table) AppendBinary(dst []byte) []byte {
 	dst = binary.BigEndian.AppendUint32(dst, uint32(len(t.sealed)))
 	for _, c := range t.sealed {
 		dst = appendInts(dst, c.id)
-		dst = binary.BigEndian.AppendUint32(dst, c.crc)
 	}
 	dst = binary.BigEndian.AppendUint32(dst, uint32(len(t.tail)))
 	for _, a := range t.tail {
@@ -262,9 +261,9 @@ func Decode(b []byte, start int64, find func(id int64) []byte) (t Table, rest []
 	if len(b) < 16 {
 		return bad("cut short")
 	}
-	t.start, t.greatest, t.lastID = start, ^getInt(b, 0), getInt(b, 1)
-	if ^t.greatest < -1 || t.lastID < 0 {
-		return bad("greatest producer id %d, chunk %d", ^t.greatest, t.lastID)
+	t.start, t.greatest, t.chunks = start, ^getInt(b, 0), getInt(b, 1)
+	if ^t.greatest < -1 || t.chunks < 0 {
+		return bad("greatest producer id %d, %d chunks", ^t.greatest, t.chunks)
 	}
 	b = b[16:]
 
@@ -283,31 +282,30 @@ func Decode(b []byte, start int64, find func(id int64) []byte) (t Table, rest []
 		t.open.add(o)
 	}
 
-	sealed, b, ok := list(b, chunkSize)
+	ids, b, ok := list(b, chunkIDSize)
 	if !ok {
-		return bad("list of chunks cut short")
+		return bad("ids of chunks cut short")
 	}
-	last := int64(-1) // marker before
+	marker := int64(-1) // offset of the marker before
 	check := func(a Aborted) bool {
-		ok := a.FirstOffset >= 0 && a.FirstOffset <= a.LastOffset && a.LastOffset > last
-		last = a.LastOffset
+		ok := a.FirstOffset >= 0 && a.FirstOffset <= a.LastOffset && a.LastOffset > marker
+		marker = a.LastOffset
 		return ok
 	}
-	lastID := int64(0)
-	for ; len(sealed) > 0; sealed = sealed[chunkSize:] {
-		c := chunk{id: getInt(sealed, 0), crc: binary.BigEndian.Uint32(sealed[8:])}
-		if c.id <= lastID || c.id > t.lastID {
-			return bad("chunk %d follows chunk %d", c.id, lastID)
+	for number := int64(0); len(ids) > 0; ids = ids[chunkIDSize:] {
+		c := chunk{id: getInt(ids, 0)}
+		if c.id>>32 <= number || c.id>>32 > t.chunks {
+			return bad("chunk %d of %d follows chunk %d", c.id>>32, t.chunks, number)
 		}
-		lastID = c.id
+		number = c.id >> 32
 		c.data = find(c.id)
-		if len(c.data) != chunkEntries*abortedSize || sum(c.data) != c.crc {
-			return bad("chunk %d is missing or another one", c.id)
+		if len(c.data) != chunkEntries*abortedSize || sum(c.data) != uint32(c.id) {
+			return bad("chunk %d is missing or damaged", number)
 		}
 		c.first = c.at(0).FirstOffset
 		for i := range chunkEntries {
 			if !check(c.at(i)) {
-				return bad("chunk %d: entry %d", c.id, i)
+				return bad("chunk %d: entry %d", number, i)
 			}
 			c.first = min(c.first, c.at(i).FirstOffset)
 		}
