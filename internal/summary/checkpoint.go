@@ -37,6 +37,9 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 // emptied it, so that its last epoch stands nowhere else.
 func (s *Summary) Due() bool { return s.sinceCheckpoint >= s.Interval }
 
+// Unsaved says that something was observed, cut or dropped since the last checkpoint.
+func (s *Summary) Unsaved() bool { return s.sinceCheckpoint > 0 }
+
 // Checkpoint is the present state, to be stored once the log is durable up to End, pieces before the head. It must be
 // withdrawn, durably, before the log is cut below End or reset.
 func (s *Summary) Checkpoint() []Piece {
