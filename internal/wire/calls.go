@@ -1,0 +1,179 @@
+package wire
+
+import (
+	"cmp"
+	"context"
+	"net"
+	"slices"
+	"strconv"
+
+	"github.com/twmb/franz-go/pkg/kmsg"
+)
+
+// The oldest versions that carry what a mirror cannot do without: leader epochs that fence (KIP-320). Apache Kafka has all
+// of them since 2.1.
+const (
+	fetchFloor       = 10
+	metadataFloor    = 7
+	listOffsetsFloor = 4
+	epochEndFloor    = 2
+)
+
+// Metadata is what a broker says of its cluster.
+type Metadata struct {
+	ClusterID string
+	Brokers   map[int32]string // host:port
+	Topics    []TopicMeta      // by name
+}
+
+// TopicMeta is a topic of the source. Without Err the partitions are complete: Partitions[i].ID is i.
+type TopicMeta struct {
+	Name       string
+	ID         [16]byte // zero: the broker knows no ids (before Kafka 2.8)
+	Err        error
+	Internal   bool
+	Partitions []PartitionMeta
+}
+
+// PartitionMeta is one partition. Leader is -1 if there is none.
+type PartitionMeta struct {
+	ID, Leader, LeaderEpoch int32
+	Err                     error
+}
+
+// Metadata asks any broker about the cluster and the topics named; nil means none. Topics are never created by it. The
+// brokers' addresses are remembered for the calls that take a broker.
+func (c *Client) Metadata(ctx context.Context, topics []string) (*Metadata, error) {
+	req := kmsg.NewPtrMetadataRequest()
+	req.Topics = make([]kmsg.MetadataRequestTopic, len(topics)) // empty: none
+	for i := range topics {
+		req.Topics[i] = kmsg.NewMetadataRequestTopic()
+		req.Topics[i].Topic = &topics[i]
+	}
+	return c.metadata(ctx, req)
+}
+
+// ListTopics asks any broker for all topics that it lets us see, internal ones included.
+func (c *Client) ListTopics(ctx context.Context) ([]TopicMeta, error) {
+	req := kmsg.NewPtrMetadataRequest()
+	req.Topics = nil // all
+	m, err := c.metadata(ctx, req)
+	if err != nil {
+		return nil, err
+	}
+	return m.Topics, nil
+}
+
+func (c *Client) metadata(ctx context.Context, req *kmsg.MetadataRequest) (*Metadata, error) {
+	ctx, done, err := c.begin(ctx, c.life)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	req.AllowAutoTopicCreation = false
+	resp, err := c.askAny(ctx, req, metadataFloor)
+	if err != nil {
+		return nil, err
+	}
+	m, err := readMetadata(resp.(*kmsg.MetadataResponse))
+	if err != nil {
+		return nil, err
+	}
+	c.learn(m.Brokers)
+	return m, nil
+}
+
+func readMetadata(resp *kmsg.MetadataResponse) (*Metadata, error) {
+	if err := codeError(resp.ErrorCode); err != nil {
+		return nil, err
+	}
+	m := &Metadata{Brokers: make(map[int32]string, len(resp.Brokers))}
+	if resp.ClusterID != nil {
+		m.ClusterID = *resp.ClusterID
+	}
+	for _, b := range resp.Brokers {
+		if b.NodeID >= 0 && b.Host != "" && b.Port > 0 && b.Port < 1<<16 {
+			m.Brokers[b.NodeID] = net.JoinHostPort(b.Host, strconv.Itoa(int(b.Port)))
+		}
+	}
+	for i := range resp.Topics {
+		t := &resp.Topics[i]
+		if t.Topic == nil || *t.Topic == "" {
+			continue
+		}
+		m.Topics = append(m.Topics, readTopic(t))
+	}
+	slices.SortStableFunc(m.Topics, func(a, b TopicMeta) int { return cmp.Compare(a.Name, b.Name) })
+	m.Topics = slices.CompactFunc(m.Topics, func(a, b TopicMeta) bool { return a.Name == b.Name })
+	return m, nil
+}
+
+func readTopic(t *kmsg.MetadataResponseTopic) TopicMeta {
+	topic := TopicMeta{Name: *t.Topic, ID: t.TopicID, Err: codeError(t.ErrorCode), Internal: t.IsInternal}
+	for _, p := range t.Partitions {
+		topic.Partitions = append(topic.Partitions, PartitionMeta{p.Partition, p.Leader, p.LeaderEpoch, codeError(p.ErrorCode)})
+	}
+	slices.SortFunc(topic.Partitions, func(a, b PartitionMeta) int { return cmp.Compare(a.ID, b.ID) })
+	for i, p := range topic.Partitions {
+		// A hole would make a topic look smaller than it is, or as large as one number claims.
+		if int(p.ID) != i && topic.Err == nil {
+			topic.Err = protocolError("partitions of topic %s are not numbered 0 to %d", topic.Name, len(topic.Partitions)-1)
+			topic.Partitions = nil
+			break
+		}
+	}
+	return topic
+}
+
+// OffsetQuery asks where a partition's log starts (Timestamp -2), ends (-1), or holds the first record at or after a time (ms).
+type OffsetQuery struct {
+	Topic              string
+	Partition          int32
+	CurrentLeaderEpoch int32 // -1: not checked
+	Timestamp          int64
+}
+
+// OffsetAnswer is the answer to one OffsetQuery. Offset is -1 if no record is that young.
+type OffsetAnswer struct {
+	Offset, Timestamp int64
+	LeaderEpoch       int32 // of the record, -1 if unknown
+	Err               error
+}
+
+// Offsets asks the leader of the partitions (ListOffsets, uncommitted records included). Answers come in the order of the
+// queries; the error is for the whole call.
+func (c *Client) Offsets(ctx context.Context, broker int32, qs []OffsetQuery) ([]OffsetAnswer, error) {
+	panic("unwritten")
+}
+
+// EpochQuery asks where a leader epoch ends in a partition's log.
+type EpochQuery struct {
+	Topic              string
+	Partition          int32
+	CurrentLeaderEpoch int32 // -1: not checked
+	Epoch              int32
+}
+
+// EpochAnswer is the greatest epoch at or below the one asked, and its end; both -1 if there is none.
+type EpochAnswer struct {
+	Epoch int32
+	End   int64
+	Err   error
+}
+
+// EpochEnds asks the leader of the partitions (OffsetForLeaderEpoch). Answers come in the order of the queries; the error is
+// for the whole call.
+func (c *Client) EpochEnds(ctx context.Context, broker int32, qs []EpochQuery) ([]EpochAnswer, error) {
+	panic("unwritten")
+}
+
+// Versions are the greatest versions, by request key, that a broker and this package share.
+type Versions map[int16]int16
+
+// Versions checks that the broker is new enough to mirror from: ErrVersion if it is not.
+func (c *Client) Versions(ctx context.Context, broker int32) (Versions, error) { panic("unwritten") }
+
+// Read fetches once, outside any session.
+func (c *Client) Read(ctx context.Context, broker int32, q FetchPartition, maxBytes int32) (*Fetched, error) {
+	panic("unwritten")
+}
