@@ -1,37 +1,406 @@
 package mirror
 
-import "context"
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
 
-// Coordinator owns the state of a host's mirrors and the write gate of its topics.
-type Coordinator struct{}
+	"github.com/clustermirror/mirror/internal/statelog"
+	"github.com/clustermirror/mirror/internal/summary"
+)
 
-// Open loads the state: on return the gate is right. It fences every Coordinator that was opened on this host before.
-func Open(ctx context.Context, h Host, opts ...Option) (*Coordinator, error) { panic("unwritten") }
+// Coordinator is the one owner of desired and current state on a host, and of the write gate of its topics. It persists, then
+// acts. One Coordinator may carry several mirrors. All its methods may be called concurrently.
+type Coordinator struct {
+	host   Host
+	opts   options
+	log    *slog.Logger
+	store  *statelog.Store
+	gate   gate
+	events *eventQueue
+	budget *budget
 
-func (c *Coordinator) Host() Host { panic("unwritten") }
+	raise ProducerIDRaiser // nil if the host has no such ability
+	clamp OffsetClamper
 
-// Partition opens one partition of the host, or answers the one that is open already. ErrUnknownPartition if there is none.
-func (c *Coordinator) Partition(ctx context.Context, topic string, partition int32) (*Partition, error) {
-	panic("unwritten")
+	ctx    context.Context // ends when Close is called or the coordinator is fenced
+	cancel context.CancelFunc
+	tasks  sync.WaitGroup // every goroutine but the event queue's
+	queued sync.WaitGroup
+
+	mu      sync.Mutex
+	closed  bool
+	mirrors map[string]*Mirror
+	topics  map[string]Topic // of the host, as last listed
+	parts   map[partitionKey]*opening
+	pieces  map[partitionID][]int64 // checkpoints of partitions that were not opened yet
+	claims  map[string]lock         // by topic: one AddTopics at a time
 }
 
-// CheckWrite says whether a local writer may append now: nil, or a *ReadOnlyError that names the mirror. Lock-free.
-func (c *Coordinator) CheckWrite(topic string, partition int32) error { panic("unwritten") }
+type partitionKey struct {
+	topic string
+	num   int32
+}
 
-// BeginWrite passes the gate for one append of a host that appends to its log itself: the leader epoch to stamp, and done,
-// to be called when the append has ended. AddTopics waits for writers that have begun.
+// opening is a partition that is open, or about to be.
+type opening struct {
+	ready chan struct{}
+	part  *Partition
+	err   error
+}
+
+// Open loads the state of a host: on return the gate is right. It fences every Coordinator that was opened on the host before:
+// their next state write fails with ErrFenced, and their mirrors end. Mirrors found in the state are read-only and wait for
+// Coordinator.Mirror to attach their source; they can be removed without one.
+func Open(ctx context.Context, h Host, opts ...Option) (*Coordinator, error) {
+	o := defaultOptions()
+	for _, opt := range opts {
+		opt.apply(&o)
+	}
+	if err := o.validate(); err != nil {
+		return nil, fmt.Errorf("options: %w", err)
+	}
+	c := &Coordinator{
+		host: h, opts: o, log: o.logger, events: newEventQueue(), budget: newBudget(o.byteBudget),
+		mirrors: make(map[string]*Mirror), parts: make(map[partitionKey]*opening), claims: make(map[string]lock),
+	}
+	c.raise, _ = h.(ProducerIDRaiser)
+	c.clamp, _ = h.(OffsetClamper)
+	if c.raise == nil {
+		c.log.Info("host has no RaiseProducerID: it must take Coordinator.ProducerIDFloor before it hands out producer ids")
+	}
+	if c.clamp == nil {
+		c.log.Info("host has no ClampOffsets: it must take Coordinator.OffsetCeiling before it serves committed offsets")
+	}
+	if err := h.EnsureTopic(ctx, Topic{Name: StateTopic, Partitions: 1}); err != nil {
+		return nil, fmt.Errorf("create topic %s: %w", StateTopic, err)
+	}
+	state, err := h.OpenLog(ctx, StateTopic, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open log of %s: %w", StateTopic, err)
+	}
+	if c.store, err = statelog.Open(ctx, state, ErrOutOfOrder); err != nil {
+		return nil, errors.Join(fmt.Errorf("load state from %s: %w", StateTopic, err), state.Close())
+	}
+	c.ctx, c.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	c.indexCheckpoints()
+	c.queued.Go(func() { c.events.run(c.ctx.Done(), o.onEvent) })
+	if err := c.load(ctx); err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	return c, nil
+}
+
+// Host is the host that Open was given.
+func (c *Coordinator) Host() Host { return c.host }
+
+// Mirrors are the names of all mirrors, also of those without a source, in order.
+func (c *Coordinator) Mirrors() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return sortedKeys(c.mirrors)
+}
+
+// CheckWrite says whether a local writer may append now: nil, or a *ReadOnlyError that names the mirror. It takes no lock.
+func (c *Coordinator) CheckWrite(topic string, partition int32) error {
+	return c.gate.check(topic, partition)
+}
+
+// BeginWrite passes the gate for one append of a host that appends to its own log: it answers the leader epoch to stamp, and
+// done, to be called when the append has ended. AddTopics waits for writers that have begun, so done must be called soon.
+// Transaction markers are writes too.
 func (c *Coordinator) BeginWrite(ctx context.Context, topic string, partition int32) (epoch int32, done func(), err error) {
-	panic("unwritten")
+	p, err := c.Partition(ctx, topic, partition)
+	if err != nil {
+		return 0, nil, err
+	}
+	if err := p.enter(ctx); err != nil {
+		return 0, nil, err
+	}
+	return p.LeaderEpoch(), func() { p.leave(); p.notify() }, nil
 }
 
-// RaiseLeaderEpoch raises a partition's leader epoch to atLeast, or by one if it is that already, and answers the new one. Durable
-// on return.
-func (c *Coordinator) RaiseLeaderEpoch(ctx context.Context, topic string, partition int32, atLeast int32) (int32, error) {
-	panic("unwritten")
+// RaiseLeaderEpoch raises a partition's leader epoch to atLeast, or by one if it is there already, and answers the new one, as an
+// election does. Durable on return.
+func (c *Coordinator) RaiseLeaderEpoch(ctx context.Context, topic string, partition, atLeast int32) (epoch int32, err error) {
+	p, err := c.Partition(ctx, topic, partition)
+	if err != nil {
+		return 0, err
+	}
+	err = p.change(ctx, func(ctx context.Context) error {
+		epoch = max(atLeast, p.LeaderEpoch()+1)
+		return p.setEpoch(ctx, epoch)
+	})
+	return epoch, err
 }
 
-// ProducerIDFloor is the id above which a host may hand out producer ids: every id mirrored into a taken-over topic lies at or below it.
-func (c *Coordinator) ProducerIDFloor() int64 { panic("unwritten") }
+// Partition opens one partition of the host, or answers the one that is open. ErrUnknownPartition if the host has none.
+func (c *Coordinator) Partition(ctx context.Context, topic string, partition int32) (*Partition, error) {
+	key := partitionKey{topic, partition}
+	for {
+		c.mu.Lock()
+		if c.closed {
+			c.mu.Unlock()
+			return nil, ErrClosed
+		}
+		o := c.parts[key]
+		if o == nil {
+			o = &opening{ready: make(chan struct{})}
+			c.parts[key] = o
+			c.mu.Unlock()
+			o.part, o.err = c.open(ctx, key)
+			if o.err != nil { // the next one tries again
+				c.mu.Lock()
+				delete(c.parts, key)
+				c.mu.Unlock()
+			}
+			close(o.ready)
+			return o.part, o.err
+		}
+		c.mu.Unlock()
+		select {
+		case <-o.ready:
+			if o.err == nil || ctx.Err() == nil && !errors.Is(o.err, context.Canceled) {
+				return o.part, o.err
+			}
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
 
-// Close ends every mirror and closes the gate.
-func (c *Coordinator) Close() error { panic("unwritten") }
+func (c *Coordinator) open(ctx context.Context, key partitionKey) (*Partition, error) {
+	t, err := c.topic(ctx, key.topic, key.num)
+	if err != nil {
+		return nil, err
+	}
+	log, err := c.host.OpenLog(ctx, key.topic, key.num)
+	if err != nil {
+		return nil, fmt.Errorf("open log of %s-%d: %w", key.topic, key.num, err)
+	}
+	return newPartition(c, t, key.num, log, c.leaderEpoch(t.ID, key.num)), nil
+}
+
+// topic is what the host says of a topic that has the partition.
+func (c *Coordinator) topic(ctx context.Context, name string, partition int32) (Topic, error) {
+	has := func(t Topic) bool { return t.Name != "" && partition >= 0 && partition < t.Partitions }
+	c.mu.Lock()
+	t := c.topics[name]
+	c.mu.Unlock()
+	if !has(t) {
+		list, err := c.listTopics(ctx)
+		if err != nil {
+			return Topic{}, err
+		}
+		t = list[name]
+	}
+	if !has(t) {
+		return Topic{}, fmt.Errorf("%s-%d: %w", name, partition, ErrUnknownPartition)
+	}
+	return t, nil
+}
+
+func (c *Coordinator) listTopics(ctx context.Context) (map[string]Topic, error) {
+	list, err := c.host.Topics(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("list the host's topics: %w", err)
+	}
+	topics := make(map[string]Topic, len(list))
+	for _, t := range list {
+		topics[t.Name] = t
+	}
+	c.mu.Lock()
+	c.topics = topics
+	c.mu.Unlock()
+	return topics, nil
+}
+
+// Close ends every mirror and every goroutine, closes the gate and all logs. What was appended is synced, so that the next run
+// goes on from there. Close twice is harmless.
+func (c *Coordinator) Close() error {
+	c.mu.Lock()
+	if c.closed {
+		c.mu.Unlock()
+		c.tasks.Wait()
+		c.queued.Wait()
+		return nil
+	}
+	c.closed = true
+	mirrors := make([]*Mirror, 0, len(c.mirrors))
+	for _, m := range c.mirrors {
+		mirrors = append(mirrors, m)
+	}
+	c.mu.Unlock()
+	c.gate.close(fmt.Errorf("write gate: %w", ErrClosed))
+	c.cancel()
+	for _, m := range mirrors {
+		m.disconnect()
+	}
+	c.tasks.Wait()
+	c.queued.Wait()
+
+	ctx := context.WithoutCancel(c.ctx)
+	var errs []error
+	for _, o := range c.parts {
+		<-o.ready
+		if o.err == nil {
+			errs = append(errs, o.part.shut(ctx))
+		}
+	}
+	return errors.Join(append(errs, c.store.Close())...)
+}
+
+// shut leaves a log from which the next run goes on without reading it all.
+func (p *Partition) shut(ctx context.Context) error {
+	p.mu.Lock()
+	dirty := !p.stale && p.sum.Unsaved()
+	p.mu.Unlock()
+	if dirty {
+		p.saveCheckpoint(ctx)
+	}
+	if err := p.log.Close(); err != nil {
+		return fmt.Errorf("close log of %s: %w", p, err)
+	}
+	return nil
+}
+
+// background runs f in a goroutine that Close waits for. f must end soon after its context.
+func (c *Coordinator) background(f func(context.Context)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.closed {
+		c.tasks.Go(func() { f(c.ctx) })
+	}
+}
+
+// put persists records. A coordinator that finds itself fenced ends.
+func (c *Coordinator) put(ctx context.Context, recs ...statelog.Record) error {
+	err := c.store.Put(ctx, recs...)
+	if errors.Is(err, statelog.ErrFenced) {
+		err = fmt.Errorf("write state to %s: %w", StateTopic, ErrFenced)
+		c.gate.close(err)
+		c.cancel()
+		c.log.Error("fenced: the gate is closed and all mirrors end", "err", err)
+	}
+	return err
+}
+
+// What is kept in the state besides the documents' own two records. Values are JSON but for checkpoints.
+const (
+	typeMirror      int16 = 1000 // mirror: what it mirrors from
+	typeTopic       int16 = 1001 // mirror, topic: what is wished for it
+	typeLeaderEpoch int16 = 1002 // topic, partition: 4 bytes
+	typeRound       int16 = 1003 // mirror, topic, partition: the current or last round
+	typeCheckpoint  int16 = 1004 // topic, partition, piece
+	typeCut         int16 = 1006 // topic, partition: a cut that is not reported yet
+	typePIDFloor    int16 = 1007 // 8 bytes
+	typeCeiling     int16 = 1008 // topic, partition: 8 bytes, no committed offset may lie above it
+	typeTotals      int16 = 1009 // mirror, topic, partition
+)
+
+// get reads a JSON value.
+func get[T any](s *statelog.Store, k statelog.Key) (v T, ok bool, err error) {
+	b, ok := s.Get(k)
+	if !ok {
+		return v, false, nil
+	}
+	if err := json.Unmarshal(b, &v); err != nil {
+		return v, false, fmt.Errorf("state record %v: %w", k, err)
+	}
+	return v, true, nil
+}
+
+// record makes a state record with a JSON value. Only values of our own types come here, which all have one.
+func record(k statelog.Key, v any) statelog.Record {
+	b, err := json.Marshal(v)
+	if err != nil {
+		panic(fmt.Sprintf("state record %v: %v", k, err))
+	}
+	return statelog.Record{Key: k, Value: b}
+}
+
+func (c *Coordinator) leaderEpoch(topic TopicID, partition int32) int32 {
+	b, ok := c.store.Get(statelog.Key{Type: typeLeaderEpoch, Topic: topic, Partition: partition})
+	if !ok || len(b) != 4 {
+		return -1
+	}
+	return int32(binary.BigEndian.Uint32(b))
+}
+
+func (c *Coordinator) putLeaderEpoch(ctx context.Context, topic TopicID, partition, epoch int32) error {
+	return c.put(ctx, statelog.Record{
+		Key:   statelog.Key{Type: typeLeaderEpoch, Topic: topic, Partition: partition},
+		Value: binary.BigEndian.AppendUint32(nil, uint32(epoch)),
+	})
+}
+
+// ProducerIDFloor is the greatest producer id that came with a topic that was taken over; -1 if none was. A host hands out ids
+// above it only.
+func (c *Coordinator) ProducerIDFloor() int64 {
+	b, ok := c.store.Get(statelog.Key{Type: typePIDFloor})
+	if !ok || len(b) != 8 {
+		return -1
+	}
+	return int64(binary.BigEndian.Uint64(b))
+}
+
+// OffsetCeiling is the smallest end that a cut has left since the partition's committed offsets were last clamped; not ok if there
+// was none. A host without ClampOffsets lowers what is committed above it before it serves.
+func (c *Coordinator) OffsetCeiling(ctx context.Context, topic string, partition int32) (end int64, ok bool, err error) {
+	t, err := c.topic(ctx, topic, partition)
+	if err != nil {
+		return 0, false, err
+	}
+	b, ok := c.store.Get(statelog.Key{Type: typeCeiling, Topic: t.ID, Partition: partition})
+	if !ok || len(b) != 8 {
+		return 0, false, nil
+	}
+	return int64(binary.BigEndian.Uint64(b)), true, nil
+}
+
+// partitionID names a partition in the state, where topics go by id.
+type partitionID struct {
+	topic TopicID
+	num   int32
+}
+
+// indexCheckpoints finds the pieces of all checkpoints once, so that opening a partition need not look through all of them.
+func (c *Coordinator) indexCheckpoints() {
+	c.pieces = make(map[partitionID][]int64)
+	for k := range c.store.All(typeCheckpoint) {
+		id := partitionID{k.Topic, k.Partition}
+		c.pieces[id] = append(c.pieces[id], k.N)
+	}
+}
+
+// checkpoint is the durable checkpoint of a partition that is being opened; empty if there is none.
+func (c *Coordinator) checkpoint(topic TopicID, partition int32) (pieces []summary.Piece) {
+	c.mu.Lock()
+	ids := c.pieces[partitionID{topic, partition}]
+	delete(c.pieces, partitionID{topic, partition})
+	c.mu.Unlock()
+	for _, id := range ids {
+		if b, ok := c.store.Get(statelog.Key{Type: typeCheckpoint, Topic: topic, Partition: partition, N: id}); ok {
+			pieces = append(pieces, summary.Piece{ID: id, Data: b})
+		}
+	}
+	return pieces
+}
+
+func (c *Coordinator) putCheckpoint(ctx context.Context, topic TopicID, partition int32, fresh []summary.Piece, gone []int64) error {
+	var recs []statelog.Record
+	for _, piece := range fresh {
+		recs = append(recs, statelog.Record{Key: statelog.Key{Type: typeCheckpoint, Topic: topic, Partition: partition, N: piece.ID}, Value: piece.Data})
+	}
+	for _, id := range gone {
+		recs = append(recs, statelog.Record{Key: statelog.Key{Type: typeCheckpoint, Topic: topic, Partition: partition, N: id}})
+	}
+	if len(recs) == 0 {
+		return nil
+	}
+	return c.put(ctx, recs...)
+}

@@ -1,16 +1,88 @@
 package mirror
 
-import "errors"
+import (
+	"errors"
+	"fmt"
+)
 
-// ErrUnknownPartition is returned for a topic or partition that the host does not have.
-var ErrUnknownPartition = errors.New("unknown topic or partition")
+var (
+	// ErrUnknownPartition is returned for a topic or partition that the host does not have.
+	ErrUnknownPartition = errors.New("unknown topic or partition")
+	// ErrUnknownTopic is returned for a topic that the source does not have, or that is not in this mirror.
+	ErrUnknownTopic = errors.New("unknown topic")
+	// ErrInternalTopic is returned by AddTopics for a topic that Kafka or the library keeps for itself.
+	ErrInternalTopic = errors.New("internal topic")
+	// ErrTopicOwned is returned by AddTopics for a topic that another mirror mirrors.
+	ErrTopicOwned = errors.New("topic belongs to another mirror")
+	// ErrSourceUnreachable is returned by AddTopics for new topics while no broker of the source answers; nothing is stored.
+	ErrSourceUnreachable = errors.New("source unreachable")
+	// ErrWrongCluster is returned, or keeps every partition FAILED, when another cluster answers at the source's address.
+	ErrWrongCluster = errors.New("another cluster answers at the source's address")
+	// ErrStopped is returned for a topic that this mirror has stopped.
+	ErrStopped = errors.New("topic is stopped")
+	// ErrPaused is returned by WaitCaughtUp for a topic that is paused.
+	ErrPaused = errors.New("topic is paused")
+	// ErrFailed is returned by WaitCaughtUp for a partition that is FAILED.
+	ErrFailed = errors.New("partition has failed")
+	// ErrNoProof is returned by AddTopics for a topic that has records here of which nothing proves that they are the source's.
+	ErrNoProof = errors.New("records here are not proven to be the source's")
+	// ErrDetached is returned by what needs the source of a mirror that was found in the state without one.
+	ErrDetached = errors.New("mirror has no source attached")
+	// ErrFenced is returned once another Coordinator was opened on the same host.
+	ErrFenced = errors.New("another coordinator has been opened on this host")
+)
 
-// ReadOnlyError is returned by the write gate for a topic that a mirror owns.
-type ReadOnlyError struct {
-	Topic  string
+// TopicError is what one topic of a command answers. Commands join them, so that errors.Is and errors.As find each.
+type TopicError struct {
 	Mirror string
+	Topic  string
+	Next   string // what to do about it
+	Err    error
 }
 
-func (e *ReadOnlyError) Error() string {
-	return "topic " + e.Topic + " is read-only: mirror " + e.Mirror + " owns it; Remove it there to take it over"
+func (e *TopicError) Error() string {
+	s := fmt.Sprintf("mirror %s, topic %s: %v", e.Mirror, e.Topic, e.Err)
+	if e.Next != "" {
+		s += "; " + e.Next
+	}
+	return s
 }
+
+// Unwrap gives the cause.
+func (e *TopicError) Unwrap() error { return e.Err }
+
+// Range is the offsets [From, To) of one partition.
+type Range struct {
+	Partition int32
+	From, To  int64
+}
+
+func (r Range) String() string {
+	return fmt.Sprintf("partition %d [%d, %d)", r.Partition, r.From, r.To)
+}
+
+// RangeError carries the ranges that a refusal is about.
+type RangeError struct {
+	Ranges []Range
+	Err    error
+}
+
+func (e *RangeError) Error() string { return fmt.Sprintf("%v: %v", e.Err, e.Ranges) }
+
+// Unwrap gives the cause.
+func (e *RangeError) Unwrap() error { return e.Err }
+
+// failure is why a partition is FAILED: by itself it is retried for ever, decide says that someone must decide first.
+type failure struct {
+	err    error
+	decide bool
+}
+
+func (f *failure) Error() string { return f.err.Error() }
+func (f *failure) Unwrap() error { return f.err }
+
+// undecided makes a failure that is not retried.
+func undecided(err error) error { return &failure{err: err, decide: true} }
+
+// broken makes a failure that is retried with back-off.
+func broken(err error) error { return &failure{err: err} }

@@ -2,59 +2,568 @@ package mirror
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"iter"
 	"net"
+	"regexp"
+	"strings"
+	"sync"
 
+	"github.com/cenkalti/backoff/v4"
 	"github.com/segmentio/kafka-go"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/clustermirror/mirror/internal/statelog"
+	"github.com/clustermirror/mirror/internal/wire"
 )
 
 // Source is the cluster to mirror from. It may hold secrets and is never stored.
 type Source struct {
 	// Addr are the bootstrap brokers, as kafka.TCP("kafka-1:9092", "kafka-2:9092") gives them.
 	Addr net.Addr
-	// Transport carries TLS, SASL, client id and dial function; nil means plain TCP. It is not changed; its exported fields are copied.
+	// Transport carries TLS, SASL, client id and dial function; nil means plain TCP. Its exported fields are copied, it is
+	// not used itself.
 	Transport *kafka.Transport
-	// ClusterID, if set, is the only cluster that may answer behind Addr.
+	// ClusterID, if set, is the only cluster that may answer at Addr. Without it the first one that does is remembered.
 	ClusterID string
 }
 
-// Mirror is one named link from one source.
-type Mirror struct{}
+// Mirror is one named link from one source cluster. All its methods may be called concurrently.
+type Mirror struct {
+	c      *Coordinator
+	name   string
+	opts   mirrorOptions
+	client *wire.Client // nil while detached
+	src    Source
+	owner  bool // New made the coordinator: Close closes it too
 
-// Mirror creates a mirror, or attaches the source to one found in the state.
-func (c *Coordinator) Mirror(name string, src Source, opts ...MirrorOption) (*Mirror, error) {
-	panic("unwritten")
+	ctx     context.Context // ends with Close
+	cancel  context.CancelFunc
+	tasks   sync.WaitGroup // its goroutines
+	soon    chan struct{}  // asks for fresh metadata
+	changed *broadcast     // whenever a partition's state has changed
+
+	mu       sync.Mutex
+	started  bool
+	closed   bool
+	peer     string // the source's cluster id, "" until one has answered
+	topics   map[string]*mirrorTopic
+	fetchers map[int32]*fetcher
 }
+
+// mirrorTopic is a topic of a mirror; its fields are guarded by the mirror's mutex but for the first three.
+type mirrorTopic struct {
+	m    *Mirror
+	name string
+	id   TopicID
+
+	command  lock // one command on a topic at a time
+	wished   wish
+	replicas []*replica
+	missing  int // refreshes in a row that did not find it at the source
+}
+
+// topicRecord and mirrorRecord are what is persisted of them.
+type (
+	topicRecord struct {
+		Name       string `json:"name"`
+		Wished     wish   `json:"wished"`
+		Partitions int32  `json:"partitions"`
+	}
+	mirrorRecord struct {
+		Peer string `json:"peer"`
+	}
+)
 
 // New is Open and Coordinator.Mirror in one; Close of the mirror then closes both.
 func New(ctx context.Context, name string, src Source, h Host, opts ...Option) (*Mirror, error) {
-	panic("unwritten")
+	c, err := Open(ctx, h, opts...)
+	if err != nil {
+		return nil, err
+	}
+	m, err := c.attach(ctx, name, src, c.opts.mirror)
+	if err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	m.owner = true
+	return m, nil
 }
 
-func (m *Mirror) Start(ctx context.Context) error                          { panic("unwritten") }
-func (m *Mirror) Close() error                                             { panic("unwritten") }
-func (m *Mirror) AddTopics(ctx context.Context, topics ...string) error    { panic("unwritten") }
-func (m *Mirror) Remove(ctx context.Context, topics ...string) error       { panic("unwritten") }
-func (m *Mirror) Pause(ctx context.Context, topics ...string) error        { panic("unwritten") }
-func (m *Mirror) Resume(ctx context.Context, topics ...string) error       { panic("unwritten") }
-func (m *Mirror) WaitCaughtUp(ctx context.Context, topics ...string) error { panic("unwritten") }
-func (m *Mirror) Coordinator() *Coordinator                                { panic("unwritten") }
+// Mirror creates a mirror, or attaches the source to one found in the state. Nothing is asked of the source before Start or
+// AddTopics. The options given to Open that are MirrorOptions too are its defaults.
+func (c *Coordinator) Mirror(name string, src Source, opts ...MirrorOption) (*Mirror, error) {
+	o := c.opts.mirror
+	for _, opt := range opts {
+		opt.applyMirror(&o)
+	}
+	return c.attach(c.ctx, name, src, o)
+}
 
-// Describe is a copy of the mirror's status: a table when printed, and JSON.
-func (m *Mirror) Describe() Status { panic("unwritten") }
+var legalName = regexp.MustCompile(`^[A-Za-z0-9._-]{1,249}$`)
 
-// Status is what Describe answers.
-type Status struct{}
+func (c *Coordinator) attach(ctx context.Context, name string, src Source, o mirrorOptions) (*Mirror, error) {
+	var errs []error
+	if !legalName.MatchString(name) || name == "." || name == ".." {
+		errs = append(errs, fmt.Errorf("mirror name %q: must be 1 to 249 of A-Z a-z 0-9 . _ -, and not . or ..", name))
+	}
+	if src.Addr == nil {
+		errs = append(errs, fmt.Errorf("mirror %s: Source.Addr is nil: give the bootstrap brokers, as in kafka.TCP(\"kafka-1:9092\")", name))
+	}
+	if err := o.validate(); err != nil {
+		errs = append(errs, fmt.Errorf("options of mirror %s: %w", name, err))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	m, closed := c.mirrors[name], c.closed
+	c.mu.Unlock()
+	switch {
+	case closed:
+		return nil, ErrClosed
+	case m != nil && m.client != nil:
+		return nil, fmt.Errorf("mirror %s is attached already: Close it first", name)
+	case m == nil:
+		m = c.newMirror(name)
+		if err := c.put(ctx, record(statelog.Key{Type: typeMirror, Mirror: name}, mirrorRecord{})); err != nil {
+			return nil, fmt.Errorf("create mirror %s: %w", name, err)
+		}
+	}
+	if src.ClusterID != "" && m.peer != "" && src.ClusterID != m.peer {
+		return nil, fmt.Errorf("mirror %s mirrors cluster %s, Source.ClusterID is %s: %w", name, m.peer, src.ClusterID, ErrWrongCluster)
+	}
+	m.src, m.opts = src, o
+	m.client = wire.New(wire.Config{
+		Addr: src.Addr, Transport: src.Transport, ClientID: o.clientID, RequestTimeout: o.requestTimeout, Logger: c.log, Reserve: c.budget.reserve,
+	})
+	c.mu.Lock()
+	c.mirrors[name] = m
+	c.mu.Unlock()
+	return m, nil
+}
 
-// Records is Partition.Records of one mirrored partition.
+func (c *Coordinator) newMirror(name string) *Mirror {
+	m := &Mirror{
+		c: c, name: name, opts: c.opts.mirror, soon: make(chan struct{}, 1), changed: newBroadcast(),
+		topics: make(map[string]*mirrorTopic), fetchers: make(map[int32]*fetcher),
+	}
+	m.ctx, m.cancel = context.WithCancel(c.ctx)
+	return m
+}
+
+// load makes what the state says, so that the gate is right before anyone can ask.
+func (c *Coordinator) load(ctx context.Context) error {
+	for k := range c.store.All(typeMirror) {
+		if err := c.loadMirror(k.Mirror); err != nil {
+			return fmt.Errorf("load mirror %s: %w", k.Mirror, err)
+		}
+	}
+	for _, m := range c.mirrors {
+		for _, t := range m.topics {
+			for _, r := range t.replicas {
+				if err := r.check(ctx); err != nil {
+					return fmt.Errorf("mirror %s: %w", m.name, err)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+func (c *Coordinator) loadMirror(name string) error {
+	v, _, err := get[mirrorRecord](c.store, statelog.Key{Type: typeMirror, Mirror: name})
+	if err != nil {
+		return err
+	}
+	m := c.newMirror(name)
+	m.peer = v.Peer
+	for k := range c.store.All(typeTopic) {
+		if k.Mirror != name {
+			continue
+		}
+		v, _, err := get[topicRecord](c.store, k)
+		if err != nil {
+			return err
+		}
+		t := m.newTopic(v.Name, k.Topic, v.Wished, v.Partitions)
+		c.gate.closeTopic(t.name, name, v.Partitions)
+		for _, r := range t.replicas {
+			if err := r.load(c.store); err != nil {
+				return err
+			}
+			c.gate.setOpen(t.name, r.num, r.round.TakenOver)
+		}
+		m.topics[t.name] = t
+	}
+	c.mu.Lock()
+	c.mirrors[name] = m
+	c.mu.Unlock()
+	return nil
+}
+
+func (m *Mirror) newTopic(name string, id TopicID, wished wish, partitions int32) *mirrorTopic {
+	t := &mirrorTopic{m: m, name: name, id: id, wished: wished, command: newLock()}
+	for i := range partitions {
+		t.replicas = append(t.replicas, newReplica(t, i))
+	}
+	return t
+}
+
+func (t *mirrorTopic) record(wished wish, partitions int32) statelog.Record {
+	return record(statelog.Key{Type: typeTopic, Mirror: t.m.name, Topic: t.id}, topicRecord{t.name, wished, partitions})
+}
+
+// wish is what is wished for the topic, and whether anything can be done about it now.
+func (t *mirrorTopic) wish() (w wish, able bool) {
+	t.m.mu.Lock()
+	defer t.m.mu.Unlock()
+	return t.wished, t.m.started && t.m.client != nil || t.wished == Stopped
+}
+
+func (t *mirrorTopic) partitions() []*replica {
+	t.m.mu.Lock()
+	defer t.m.mu.Unlock()
+	return append([]*replica(nil), t.replicas...)
+}
+
+// Name is the mirror's name.
+func (m *Mirror) Name() string { return m.name }
+
+// Coordinator is the one that the mirror belongs to.
+func (m *Mirror) Coordinator() *Coordinator { return m.c }
+
+// Start begins mirroring what was added, in goroutines that run until Close; ctx bounds the call only. It works with the source
+// down: topics found in the state go on when it answers. Start twice is harmless.
+func (m *Mirror) Start(context.Context) error {
+	m.mu.Lock()
+	switch {
+	case m.closed:
+		m.mu.Unlock()
+		return fmt.Errorf("mirror %s: %w", m.name, ErrClosed)
+	case m.client == nil:
+		m.mu.Unlock()
+		return fmt.Errorf("mirror %s: %w: attach it with Coordinator.Mirror", m.name, ErrDetached)
+	case m.started:
+		m.mu.Unlock()
+		return nil
+	}
+	m.started = true
+	m.mu.Unlock()
+	m.background(func(context.Context) { m.run(m.ctx) })
+	return nil
+}
+
+// Close ends every goroutine of the mirror and cuts its connections at once, also inside a long poll. What is mirrored stays
+// read-only, and the next run goes on from the log's end. A mirror made with New closes its Coordinator too. Close twice is
+// harmless.
+func (m *Mirror) Close() error {
+	if m.owner {
+		return m.c.Close()
+	}
+	m.disconnect()
+	m.c.mu.Lock()
+	current := !m.c.closed && m.c.mirrors[m.name] == m
+	m.c.mu.Unlock()
+	if !current {
+		return nil
+	}
+	return m.c.loadMirror(m.name) // detached again: listed, read-only, can be attached or removed
+}
+
+func (m *Mirror) disconnect() {
+	m.mu.Lock()
+	m.closed = true
+	client := m.client
+	m.mu.Unlock()
+	m.cancel()
+	if client != nil {
+		client.Close()
+	}
+	m.tasks.Wait()
+}
+
+// background runs f in a goroutine that Close waits for. f must end soon after its context.
+func (m *Mirror) background(f func(context.Context)) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.closed {
+		m.tasks.Go(func() { f(m.ctx) })
+	}
+}
+
+// AddTopics mirrors topics of the source, with all their partitions, from now on. Each is created here with the source's id, and is
+// read-only here at once. It returns when what is wished is durable, not when the topics are mirrored: see WaitCaughtUp.
+//
+// A topic that is in this mirror already is left as it is, so programs may add their topics at every boot; with the source down that
+// still succeeds, while a new one answers ErrSourceUnreachable and nothing of it is stored. A topic that this mirror has stopped
+// answers ErrStopped: see Resume. A topic that has records here is refused with ErrNoProof and the ranges, unless it is proven that
+// they are the source's: same topic id, epochs that agree, and the last batch byte for byte.
+//
+// Each topic has its own result: the error joins a *TopicError for each that failed, and the others are added.
+func (m *Mirror) AddTopics(ctx context.Context, topics ...string) error {
+	var fresh []string
+	for _, name := range topics {
+		if m.topic(name) == nil {
+			fresh = append(fresh, name)
+		}
+	}
+	found, sourceErr := m.look(ctx, fresh)
+	return m.each(ctx, topics, func(ctx context.Context, name string) error {
+		if t := m.topic(name); t != nil {
+			return t.again()
+		}
+		if sourceErr != nil {
+			return hint(sourceErr, "check the address and the network, then add it again; nothing was stored")
+		}
+		return m.add(ctx, name, found[name])
+	})
+}
+
+// again is what AddTopics answers for a topic that is in the mirror.
+func (t *mirrorTopic) again() error {
+	t.m.mu.Lock()
+	defer t.m.mu.Unlock()
+	if t.wished == Stopped {
+		return hint(ErrStopped, "Resume starts it again")
+	}
+	return nil
+}
+
+// Remove ends the mirroring of topics: fetching ends, what was fetched is synced, the last mirrored position is stored. It works
+// with the source down, and on partitions that are FAILED. It returns when every partition is STOPPED, or with an error for each
+// topic of which one is not. The topics stay read-only.
+func (m *Mirror) Remove(ctx context.Context, topics ...string) error {
+	return m.each(ctx, topics, func(ctx context.Context, name string) error {
+		t, err := m.want(ctx, name, Stopped)
+		if err != nil {
+			return err
+		}
+		return t.await(ctx, Stopped)
+	})
+}
+
+// Pause ends fetching; the topics stay read-only, and Resume goes on at the log's end. It returns when that is durable. Pausing a
+// paused topic changes nothing.
+func (m *Mirror) Pause(ctx context.Context, topics ...string) error {
+	return m.each(ctx, topics, func(ctx context.Context, name string) error {
+		if t := m.topic(name); t != nil && t.wishedNow() == Stopped {
+			return hint(ErrStopped, "only a topic that is mirrored can be paused")
+		}
+		_, err := m.want(ctx, name, Paused)
+		return err
+	})
+}
+
+// Resume mirrors paused and stopped topics again. It returns when that is durable. Resuming a topic that is mirrored changes
+// nothing.
+func (m *Mirror) Resume(ctx context.Context, topics ...string) error {
+	return m.each(ctx, topics, func(ctx context.Context, name string) error {
+		_, err := m.want(ctx, name, Mirroring)
+		return err
+	})
+}
+
+// Recover tries FAILED partitions of the topics again, also those where someone must decide first: calling it is the decision. With
+// FailOnDivergence it allows the cut that the failure names.
+func (m *Mirror) Recover(ctx context.Context, topics ...string) error {
+	return m.each(ctx, topics, func(ctx context.Context, name string) error {
+		t := m.topic(name)
+		if t == nil {
+			return hint(ErrUnknownTopic, "it is not in this mirror")
+		}
+		for _, r := range t.partitions() {
+			r.mu.Lock()
+			if r.stored.state == Failed {
+				r.stored.decide, r.stored.tries, r.mayCut = false, 0, true
+				r.retry = nil
+				if r.timer != nil {
+					r.timer.Stop()
+					r.timer = nil
+				}
+			}
+			r.mu.Unlock()
+			r.kick()
+		}
+		return nil
+	})
+}
+
+// want makes a wish durable and has the partitions follow it.
+func (m *Mirror) want(ctx context.Context, name string, w wish) (*mirrorTopic, error) {
+	t := m.topic(name)
+	if t == nil {
+		return nil, hint(ErrUnknownTopic, "it is not in this mirror")
+	}
+	if err := t.command.acquire(ctx); err != nil {
+		return nil, err
+	}
+	defer t.command.release()
+	if t.wishedNow() != w {
+		if err := m.c.put(ctx, t.record(w, int32(len(t.partitions())))); err != nil {
+			return nil, err
+		}
+		m.mu.Lock()
+		t.wished = w
+		m.mu.Unlock()
+	}
+	for _, r := range t.partitions() {
+		r.kick()
+	}
+	return t, nil
+}
+
+func (t *mirrorTopic) wishedNow() wish {
+	w, _ := t.wish()
+	return w
+}
+
+// await waits until every partition is in the state; a FAILED one ends it.
+func (t *mirrorTopic) await(ctx context.Context, s State) error {
+	for _, r := range t.partitions() {
+		for {
+			changed := t.m.changed.next()
+			r.mu.Lock()
+			now, busy := r.stored, r.busy
+			r.mu.Unlock()
+			if now.state == s {
+				break
+			}
+			if now.state == Failed && !busy {
+				return hint(fmt.Errorf("partition %d: %w in %s: %s", r.num, ErrFailed, now.before, now.text), "call it again once the cause is mended")
+			}
+			select {
+			case <-changed:
+			case <-ctx.Done():
+				return fmt.Errorf("partition %d is %s: %w", r.num, now.state, ctx.Err())
+			case <-t.m.ctx.Done():
+				return ErrClosed
+			}
+		}
+	}
+	return nil
+}
+
+// Records is Partition.Records of one partition of the host: the mirror's records at the source's offsets.
 func (m *Mirror) Records(ctx context.Context, topic string, partition int32, from int64, opts ...ReadOption) iter.Seq2[kafka.Message, error] {
-	panic("unwritten")
+	return func(yield func(kafka.Message, error) bool) {
+		p, err := m.c.Partition(ctx, topic, partition)
+		if err != nil {
+			yield(kafka.Message{}, err)
+			return
+		}
+		for msg, err := range p.Records(ctx, from, opts...) {
+			if !yield(msg, err) {
+				return
+			}
+		}
+	}
 }
 
-// Option is an option of Open and New; MirrorOption one of Coordinator.Mirror.
-type (
-	Option        interface{ apply(*options) }
-	MirrorOption  interface{ applyMirror(*mirrorOptions) }
-	options       struct{}
-	mirrorOptions struct{}
-)
+func (m *Mirror) topic(name string) *mirrorTopic {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.topics[name]
+}
+
+// all are the mirror's topics by name; the named ones, if any are named.
+func (m *Mirror) all(names ...string) ([]*mirrorTopic, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if len(names) == 0 {
+		names = sortedKeys(m.topics)
+	}
+	var list []*mirrorTopic
+	for _, name := range names {
+		t := m.topics[name]
+		if t == nil {
+			return nil, &TopicError{Mirror: m.name, Topic: name, Err: ErrUnknownTopic, Next: "it is not in this mirror: AddTopics first"}
+		}
+		list = append(list, t)
+	}
+	return list, nil
+}
+
+// each runs a command for each topic, at the same time, and joins what goes wrong.
+func (m *Mirror) each(ctx context.Context, topics []string, f func(context.Context, string) error) error {
+	errs := make([]error, len(topics))
+	var g errgroup.Group
+	g.SetLimit(256)
+	seen := make(map[string]bool)
+	for i, name := range topics {
+		if seen[name] {
+			continue
+		}
+		seen[name] = true
+		g.Go(func() error {
+			err := f(ctx, name)
+			var h *hinted
+			switch {
+			case err == nil:
+			case errors.As(err, &h):
+				errs[i] = &TopicError{Mirror: m.name, Topic: name, Err: h.err, Next: h.next}
+			default:
+				errs[i] = &TopicError{Mirror: m.name, Topic: name, Err: err}
+			}
+			return nil
+		})
+	}
+	_ = g.Wait() // errors are collected by topic
+	return errors.Join(errs...)
+}
+
+// hinted carries what to do next up to the TopicError.
+type hinted struct {
+	err  error
+	next string
+}
+
+func (h *hinted) Error() string { return h.err.Error() + "; " + h.next }
+func (h *hinted) Unwrap() error { return h.err }
+
+func hint(err error, next string) error { return &hinted{err, next} }
+
+func (m *Mirror) newBackoff() *backoff.ExponentialBackOff {
+	return backoff.NewExponentialBackOff(
+		backoff.WithInitialInterval(m.opts.backoffMin), backoff.WithMaxInterval(m.opts.backoffMax),
+		backoff.WithMaxElapsedTime(0), backoff.WithRandomizationFactor(0.5))
+}
+
+func (m *Mirror) fetcherOf(broker int32) *fetcher {
+	m.mu.Lock()
+	f := m.fetchers[broker]
+	fresh := f == nil
+	if fresh {
+		f = newFetcher(m, broker)
+		m.fetchers[broker] = f
+	}
+	m.mu.Unlock()
+	if fresh {
+		m.background(f.run)
+	}
+	return f
+}
+
+// broadcast tells everyone who waits that something has changed.
+type broadcast struct {
+	mu sync.Mutex
+	ch chan struct{}
+}
+
+func newBroadcast() *broadcast { return &broadcast{ch: make(chan struct{})} }
+
+// next is closed at the next broadcast. Take it before looking at what may change.
+func (b *broadcast) next() <-chan struct{} {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.ch
+}
+
+func (b *broadcast) broadcast() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	close(b.ch)
+	b.ch = make(chan struct{})
+}
+
+func internalTopic(name string) bool { return strings.HasPrefix(name, "__") }

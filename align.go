@@ -1,0 +1,408 @@
+package mirror
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/clustermirror/mirror/internal/batch"
+	"github.com/clustermirror/mirror/internal/summary"
+	"github.com/clustermirror/mirror/internal/wire"
+)
+
+// Alignment: a partition's log is made a prefix of its source's. What must be cut is decided in truncate.go; here the source is
+// asked, and cuts are carried out and reported.
+
+// prepare aligns the log with the source. It may be run again after any step.
+func (r *replica) prepare(ctx context.Context) error {
+	p, err := r.partition(ctx)
+	if errors.Is(err, ErrUnknownPartition) { // the host lost it, or never made it
+		if err = r.m.c.host.EnsureTopic(ctx, Topic{Name: r.t.name, ID: r.t.id, Partitions: int32(len(r.t.partitions()))}); err == nil {
+			p, err = r.partition(ctx)
+		}
+	}
+	if err != nil {
+		return err
+	}
+	if err := r.finishCut(ctx, p); err != nil {
+		return err
+	}
+	for {
+		r.mu.Lock()
+		leader, epoch, aligned := r.leader, r.leaderEpoch, r.round.Aligned
+		r.mu.Unlock()
+		if leader < 0 {
+			r.m.refreshSoon()
+			return errNoLeader
+		}
+		sourceStart, sourceEnd, err := r.sourceBounds(ctx, leader, epoch)
+		if err != nil {
+			return err
+		}
+		l, err := p.lineage(ctx)
+		if err != nil {
+			return err
+		}
+		if l.start == l.end {
+			return r.begin0(ctx, p, l.end, aligned, leader, epoch, sourceStart, sourceEnd)
+		}
+		if sourceStart > l.end {
+			if err := r.restart(ctx, p, l, sourceStart, "the source's log begins beyond what is mirrored"); err != nil {
+				return err
+			}
+			continue
+		}
+		done, err := r.compare(ctx, p, l, leader, epoch, sourceStart, sourceEnd)
+		if done || err != nil {
+			return err
+		}
+	}
+}
+
+// begin0 sets where an empty log begins: at the source's start, or where StartAt options say. One that was mirrored before, and
+// that retention emptied, goes on where it ended, if the source still has that place.
+func (r *replica) begin0(ctx context.Context, p *Partition, at int64, aligned bool, leader, epoch int32, sourceStart, sourceEnd int64) error {
+	want := sourceStart
+	switch {
+	case aligned && at >= sourceStart && at <= sourceEnd:
+		return nil
+	case aligned && sourceStart > at:
+		return r.restart(ctx, p, lineage{start: at, end: at}, sourceStart, "the source's log begins beyond what is mirrored")
+	case aligned:
+		return r.restart(ctx, p, lineage{start: at, end: at}, sourceStart, "the source's log ends below what was mirrored")
+	case !r.round.Late:
+		var err error
+		if want, err = r.startPoint(ctx, leader, epoch, sourceStart, sourceEnd); err != nil {
+			return err
+		}
+	}
+	if want == at {
+		return nil
+	}
+	return p.reset(ctx, want)
+}
+
+func (r *replica) startPoint(ctx context.Context, leader, epoch int32, low, high int64) (int64, error) {
+	s := r.m.opts.start
+	switch s.kind {
+	case fromOffset:
+		return min(max(s.at, low), high), nil
+	case fromEnd:
+		return high, nil
+	case fromTime:
+		a, err := r.offsets(ctx, leader, epoch, s.at)
+		if err != nil {
+			return 0, err
+		}
+		if a[0] < 0 { // nothing that late
+			return high, nil
+		}
+		return min(max(a[0], low), high), nil
+	}
+	return low, nil
+}
+
+// compare asks the source where our epochs end, until the answer says what to do, and does it. done: the logs agree.
+func (r *replica) compare(ctx context.Context, p *Partition, l lineage, leader, epoch int32, sourceStart, sourceEnd int64) (done bool, err error) {
+	ask := l.last()
+	if ask.epoch < 0 { // batches without leader epochs: their number is all there is to go by
+		if sourceEnd >= l.end {
+			return true, nil
+		}
+		return false, r.cutBack(ctx, p, l, sourceEnd, "the source's log is shorter and has no leader epochs")
+	}
+	for {
+		a, err := r.epochEnd(ctx, leader, epoch, ask.epoch)
+		if err != nil {
+			return false, err
+		}
+		v, err := l.compare(ask, a)
+		if err != nil {
+			return false, undecided(fmt.Errorf("align %s: %w; check the source, then Recover", r, err))
+		}
+		switch v.kind {
+		case agree:
+			return true, nil
+		case askNext:
+			ask = v.next
+			continue
+		case cutTo:
+			return false, r.cutBack(ctx, p, l, v.to, fmt.Sprintf("asked for epoch %d, the source's epoch %d ends at offset %d", ask.epoch, a.epoch, a.end))
+		default:
+			to, reset := l.parted(sourceStart, sourceEnd)
+			if reset {
+				return false, r.restart(ctx, p, l, to, "no leader epoch of the log is known to the source")
+			}
+			return false, r.cutBack(ctx, p, l, to, "the source's log is shorter and knows no leader epoch of ours")
+		}
+	}
+}
+
+// cutEntry is a cut that is not reported yet: persisted before it, closed after the report.
+type cutEntry struct {
+	From, To int64 // what is dropped, or was never got
+	Target   int64 // the log's end afterwards
+	Reset    bool  // emptied, and going on at Target
+	Reason   string
+	Time     time.Time
+}
+
+// cutBack drops what is not the source's.
+func (r *replica) cutBack(ctx context.Context, p *Partition, l lineage, to int64, reason string) error {
+	return r.carryOut(ctx, p, cutEntry{From: to, To: l.end, Target: to, Reset: to < l.start, Reason: reason})
+}
+
+// restart empties the log: it goes on at start. What was held and what lies between is reported.
+func (r *replica) restart(ctx context.Context, p *Partition, l lineage, start int64, reason string) error {
+	e := cutEntry{From: l.start, To: l.end, Target: start, Reset: true, Reason: reason}
+	if start > l.end {
+		e.From, e.To = l.end, start // the source no longer has what is dropped here, nor what was never got
+	}
+	return r.carryOut(ctx, p, e)
+}
+
+// carryOut persists what is going to be dropped, drops it, and reports it.
+func (r *replica) carryOut(ctx context.Context, p *Partition, e cutEntry) error {
+	r.mu.Lock()
+	rd, mayCut := r.round, r.mayCut
+	r.mu.Unlock()
+	if r.m.opts.failOnDiverge && !mayCut && rd.Aligned {
+		return undecided(fmt.Errorf("%s: offsets [%d, %d) would be dropped: %s; Recover allows it", r, e.From, e.To, e.Reason))
+	}
+	e.Time = time.Now()
+	rd.Cut = true
+	if err := r.m.c.put(ctx, record(r.key(typeCut), e), r.roundRecord(rd)); err != nil {
+		return fmt.Errorf("announce cut of %s: %w", r, err)
+	}
+	r.mu.Lock()
+	r.round.Cut = true
+	r.mu.Unlock()
+	return r.finish(ctx, p, e)
+}
+
+// finishCut carries out and reports what an earlier run announced.
+func (r *replica) finishCut(ctx context.Context, p *Partition) error {
+	e, ok, err := get[cutEntry](r.m.c.store, r.key(typeCut))
+	if !ok || err != nil {
+		return err
+	}
+	return r.finish(ctx, p, e)
+}
+
+func (r *replica) finish(ctx context.Context, p *Partition, e cutEntry) error {
+	var err error
+	if e.Reset {
+		if start, end := p.Bounds(); start != e.Target || end != e.Target {
+			err = p.reset(ctx, e.Target)
+		}
+	} else {
+		err = p.cut(ctx, e.Target)
+	}
+	if errors.Is(err, errors.ErrUnsupported) {
+		return undecided(fmt.Errorf("%s: offsets [%d, %d) are not the source's and this host can't cut them: %w; Remove the topic, or empty it and Recover", r, e.From, e.To, err))
+	}
+	if err != nil {
+		return err
+	}
+	if err := r.m.c.clampOffsets(ctx, r.t, r.num, e.Target); err != nil {
+		return err
+	}
+	r.mu.Lock()
+	totals := r.totals
+	r.mu.Unlock()
+	kind := Truncated
+	if e.Reset {
+		kind = DataLoss
+		totals.Lost += e.To - e.From
+	} else {
+		totals.Cut += e.To - e.From
+	}
+	totals.Cuts++
+	ev := Event{Kind: kind, Mirror: r.m.name, Topic: r.t.name, Partition: r.num, From: e.From, To: e.To, Reason: e.Reason}
+	r.m.c.log.Warn("records dropped", "mirror", r.m.name, "partition", r.String(), "from", e.From, "to", e.To, "end", e.Target, "reason", e.Reason)
+	r.m.c.events.send(ev)
+	closed := record(r.key(typeTotals), totals)
+	gone := record(r.key(typeCut), nil)
+	gone.Value = nil
+	if err := r.m.c.put(ctx, closed, gone); err != nil {
+		return fmt.Errorf("close report of a cut of %s: %w", r, err)
+	}
+	r.mu.Lock()
+	r.totals = totals
+	r.mu.Unlock()
+	return nil
+}
+
+// check is done for every partition when the state is loaded: a state older than the data is found out, and nothing is cut.
+func (r *replica) check(ctx context.Context) error {
+	if r.stored.state == Stopped && r.round.TakenOver {
+		return nil
+	}
+	p, err := r.partition(ctx)
+	if errors.Is(err, ErrUnknownPartition) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return p.olderState(ctx, r)
+}
+
+func (p *Partition) olderState(ctx context.Context, r *replica) error {
+	start, end := p.Bounds()
+	if start == end {
+		return nil
+	}
+	var latest int32
+	err := p.know(ctx, func(s *summary.Summary) { latest = s.Epochs().Latest() })
+	if err != nil {
+		return err
+	}
+	if recorded := p.LeaderEpoch(); latest > recorded && r.stored.state != Failed {
+		r.stored.before = r.stored.state
+		r.stored.state, r.stored.decide = Failed, true
+		r.stored.text = fmt.Sprintf("%s holds leader epoch %d, the state knows none above %d: the state is older than the data (restored from a backup?); nothing was cut. Recover goes on after comparing with the source", r, latest, recorded)
+		return nil
+	}
+	return nil
+}
+
+// prove says whether what is here is the source's: same topic id, our epochs end where the source's do, and it holds our last
+// batch byte for byte.
+func (r *replica) prove(ctx context.Context, sameID bool) (bool, error) {
+	r.mu.Lock()
+	p, leader, epoch := r.part, r.leader, r.leaderEpoch
+	r.mu.Unlock()
+	if !sameID || leader < 0 {
+		return false, nil
+	}
+	l, err := p.lineage(ctx)
+	if err != nil {
+		return false, err
+	}
+	if l.start == l.end {
+		return false, nil // it says nothing about what was there
+	}
+	low, _, err := r.sourceBounds(ctx, leader, epoch)
+	if err != nil {
+		return false, err
+	}
+	for ask := l.last(); ask.epoch >= 0 && ask.end > low; ask = l.below(ask.epoch) {
+		a, err := r.epochEnd(ctx, leader, epoch, ask.epoch)
+		if err != nil {
+			return false, err
+		}
+		last := ask.end == l.end
+		if a.epoch != ask.epoch || a.end < ask.end || !last && a.end != ask.end {
+			return false, nil
+		}
+	}
+	ours, err := p.lastBatch(ctx)
+	if err != nil {
+		return false, err
+	}
+	h, err := batch.Parse(ours)
+	if err != nil {
+		return false, err
+	}
+	theirs, err := r.m.client.Read(ctx, leader, wire.FetchPartition{
+		Topic: r.t.name, ID: r.t.id, Partition: r.num, CurrentLeaderEpoch: epoch, Offset: h.Base, LastFetchedEpoch: -1, MaxBytes: int32(len(ours)),
+	}, int32(max(len(ours), 1<<16)))
+	if err != nil {
+		return false, err
+	}
+	if theirs.Err != nil {
+		return false, nil //nolint:nilerr // the source doesn't have it: that is the answer
+	}
+	return len(theirs.Records) >= len(ours) && bytes.Equal(theirs.Records[:len(ours)], ours), nil
+}
+
+// lastBatch reads the log's last batch.
+func (p *Partition) lastBatch(ctx context.Context) ([]byte, error) {
+	var base int64
+	err := p.know(ctx, func(s *summary.Summary) { base, _, _ = s.LastBatch() })
+	if err != nil {
+		return nil, err
+	}
+	return p.readBatch(ctx, base)
+}
+
+// readBatch reads the whole batch that holds offset.
+func (p *Partition) readBatch(ctx context.Context, offset int64) ([]byte, error) {
+	var head [batch.HeaderSize]byte
+	if _, err := p.Read(ctx, offset, head[:]); err != nil {
+		return nil, err
+	}
+	h, err := batch.Parse(head[:])
+	if err != nil {
+		return nil, fmt.Errorf("read %s at offset %d: %w", p, offset, err)
+	}
+	raw := make([]byte, h.Size())
+	if _, err := p.Read(ctx, offset, raw); err != nil {
+		return nil, err
+	}
+	return raw, nil
+}
+
+// The two timestamps that stand for the ends of a log in ListOffsets.
+const (
+	latest   = -1
+	earliest = -2
+)
+
+// sourceBounds are the source's log start and end, read under the leader epoch that is believed current.
+func (r *replica) sourceBounds(ctx context.Context, leader, epoch int32) (start, end int64, err error) {
+	a, err := r.offsets(ctx, leader, epoch, earliest, latest)
+	if err != nil {
+		return 0, 0, err
+	}
+	r.mu.Lock()
+	r.sourceStart, r.sourceEnd = a[0], a[1]
+	r.mu.Unlock()
+	return a[0], a[1], nil
+}
+
+func (r *replica) offsets(ctx context.Context, leader, epoch int32, times ...int64) ([]int64, error) {
+	answers := make([]int64, len(times))
+	for i, at := range times { // one at a time: a partition may stand in a request only once
+		list, err := r.m.client.Offsets(ctx, leader, []wire.OffsetQuery{{Topic: r.t.name, Partition: r.num, CurrentLeaderEpoch: epoch, Timestamp: at}})
+		if err == nil {
+			err = list[0].Err
+		}
+		if err != nil {
+			return nil, r.asked("offsets", leader, err)
+		}
+		answers[i] = list[0].Offset
+	}
+	return answers, nil
+}
+
+func (r *replica) epochEnd(ctx context.Context, leader, epoch, ask int32) (answer, error) {
+	list, err := r.m.client.EpochEnds(ctx, leader, []wire.EpochQuery{{Topic: r.t.name, Partition: r.num, CurrentLeaderEpoch: epoch, Epoch: ask}})
+	if err == nil {
+		err = list[0].Err
+	}
+	if err != nil {
+		return answer{}, r.asked(fmt.Sprintf("end of epoch %d", ask), leader, err)
+	}
+	return answer{list[0].Epoch, list[0].End}, nil
+}
+
+// asked makes an error of a failed request; one that points to a moved leader makes the metadata fresh.
+func (r *replica) asked(what string, leader int32, err error) error {
+	r.m.refreshSoon()
+	return &sourceError{fmt.Errorf("ask broker %d for %s of %s: %w", leader, what, r, err)}
+}
+
+// sourceError marks trouble with the source: it is waited out, with growing pauses, for ever.
+type sourceError struct{ err error }
+
+func (e *sourceError) Error() string { return e.err.Error() }
+func (e *sourceError) Unwrap() error { return e.err }
+
+func isSourceTrouble(err error) bool {
+	var s *sourceError
+	return errors.As(err, &s) || errors.Is(err, errNoLeader) || errors.Is(err, ErrSourceUnreachable)
+}

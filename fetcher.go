@@ -1,0 +1,528 @@
+package mirror
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/cenkalti/backoff/v4"
+	"github.com/segmentio/kafka-go"
+	"golang.org/x/sync/semaphore"
+
+	"github.com/clustermirror/mirror/internal/batch"
+	"github.com/clustermirror/mirror/internal/wire"
+)
+
+// fetcher is the loop that fetches from one source broker: fetch, check, send the next request, append. Only its own goroutine
+// touches its cursors; others leave it notes.
+type fetcher struct {
+	m      *Mirror
+	broker int32
+
+	mu    sync.Mutex
+	notes []func(*fetcher) // what others want done, in order
+	live  *wire.Session    // session, for those who want to close it
+	wake  chan struct{}
+
+	cursors map[*replica]*cursor // those it fetches
+	placed  int                  // how many of them are in the session
+	session *wire.Session        // nil while there is no connection
+}
+
+// cursor is where fetching of one partition goes on.
+type cursor struct {
+	r     *replica
+	gen   uint64
+	next  int64 // after the last validated batch
+	epoch int32 // of the last validated batch, -1 if unknown
+	bytes int32 // the most to ask for; grows if a batch is larger
+	slow  bool  // its last append took long: the bytes of the next one are copied out of the answer
+	out   bool  // not in the session: held back, or an append is not done
+	bad   int   // answers in a row that could not be used
+	pause *backoff.ExponentialBackOff
+}
+
+const (
+	slowAppend = 50 * time.Millisecond
+	badAnswers = 5       // after so many a partition is FAILED, and retried from there
+	maxBatch   = 1 << 30 // a claimed length beyond it is nonsense
+)
+
+var errNoLeader = errors.New("partition has no leader at the source")
+
+func newFetcher(m *Mirror, broker int32) *fetcher {
+	return &fetcher{m: m, broker: broker, wake: make(chan struct{}, 1), cursors: make(map[*replica]*cursor)}
+}
+
+// add, remove and refresh may be called by anyone; they don't wait.
+func (f *fetcher) add(r *replica, gen uint64, next int64, epoch int32) {
+	f.note(func(f *fetcher) {
+		f.cursors[r] = &cursor{r: r, gen: gen, next: next, epoch: epoch, bytes: int32(f.m.opts.partitionBytes), out: true}
+		f.place(f.cursors[r])
+	})
+}
+
+func (f *fetcher) remove(r *replica) { f.note(func(f *fetcher) { f.drop(r) }) }
+
+// refresh tells the broker the partition's new leader epoch.
+func (f *fetcher) refresh(r *replica) {
+	f.note(func(f *fetcher) {
+		if c := f.cursors[r]; c != nil && !c.out {
+			f.place(c)
+		}
+	})
+}
+
+func (f *fetcher) note(n func(*fetcher)) {
+	f.mu.Lock()
+	f.notes = append(f.notes, n)
+	f.mu.Unlock()
+	select {
+	case f.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (f *fetcher) readNotes() {
+	f.mu.Lock()
+	notes := f.notes
+	f.notes = nil
+	f.mu.Unlock()
+	for _, n := range notes {
+		n(f)
+	}
+}
+
+// place puts a cursor's position into the session.
+func (f *fetcher) place(c *cursor) {
+	if c.out {
+		c.out = false
+		f.placed++
+	}
+	if f.session == nil {
+		return // done for all when there is one
+	}
+	c.r.mu.Lock()
+	p, epoch := c.r.part, c.r.leaderEpoch
+	c.r.mu.Unlock()
+	start, end := p.Bounds()
+	last := c.epoch
+	if start == end && c.next == end {
+		last = -1 // an empty log proves nothing, and has nothing to lose
+	}
+	f.session.Set(wire.FetchPartition{
+		Topic: c.r.t.name, ID: c.r.t.id, Partition: c.r.num, CurrentLeaderEpoch: epoch,
+		Offset: c.next, LastFetchedEpoch: last, LogStart: start, MaxBytes: c.bytes, Tag: c,
+	})
+}
+
+// setAside takes a cursor out of the session, but keeps it.
+func (f *fetcher) setAside(c *cursor) {
+	if c.out {
+		return
+	}
+	c.out = true
+	f.placed--
+	if f.session != nil {
+		f.session.Forget(c.r.t.name, c.r.num)
+	}
+}
+
+func (f *fetcher) drop(r *replica) {
+	if c := f.cursors[r]; c != nil {
+		f.setAside(c)
+		delete(f.cursors, r)
+	}
+}
+
+// hold takes a cursor out for a while.
+func (f *fetcher) hold(c *cursor) {
+	f.setAside(c)
+	if c.pause == nil {
+		c.pause = f.m.newBackoff()
+	}
+	time.AfterFunc(c.pause.NextBackOff(), func() {
+		f.note(func(f *fetcher) {
+			if f.cursors[c.r] == c {
+				f.place(c)
+			}
+		})
+	})
+}
+
+// rewind puts a cursor back to the log's end, after an append that failed or was slow.
+func (f *fetcher) rewind(ctx context.Context, c *cursor) {
+	c.r.mu.Lock()
+	p, current := c.r.part, c.r.gen == c.gen
+	c.r.mu.Unlock()
+	if f.cursors[c.r] != c || !current {
+		return
+	}
+	next, epoch, err := p.tip(ctx)
+	if err != nil {
+		f.drop(c.r)
+		c.r.handOver(c.gen, func() {})
+		return
+	}
+	c.next, c.epoch = next, epoch
+	f.place(c)
+}
+
+// idle says that no partition is in the session.
+func (f *fetcher) idle() bool { return f.placed == 0 }
+
+// run fetches until ctx ends. A broken connection is made anew after a pause that grows until a batch was validated.
+func (f *fetcher) run(ctx context.Context) {
+	pause := f.m.newBackoff()
+	for ctx.Err() == nil {
+		f.readNotes()
+		if f.idle() {
+			select {
+			case <-f.wake:
+			case <-ctx.Done():
+			}
+			continue
+		}
+		err := f.fetch(ctx, func() { pause.Reset() })
+		if ctx.Err() != nil {
+			return
+		}
+		for r := range f.cursors {
+			f.m.troubled(r, err)
+		}
+		f.m.refreshSoon()
+		t := time.NewTimer(pause.NextBackOff())
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+		}
+		t.Stop()
+	}
+}
+
+// fetch runs one connection: the next request is on its way while the last answer is appended. It ends with an error of the
+// connection, or nil when nothing is left to fetch.
+func (f *fetcher) fetch(ctx context.Context, progress func()) error {
+	f.open(f.m.client.Session(f.broker))
+	defer f.open(nil)
+	for _, c := range f.sorted() {
+		if !c.out {
+			f.rewind(ctx, c)
+		}
+	}
+	var last answered
+	served := false
+	defer func() { f.append(ctx, last) }()
+	for {
+		f.readNotes()
+		if f.idle() {
+			return nil
+		}
+		err := f.session.Send(ctx, wire.Limits{MinBytes: 1, MaxBytes: int32(f.m.opts.fetchBytes), MaxWait: f.m.opts.fetchWait})
+		f.append(ctx, last)
+		last = answered{}
+		if err != nil {
+			return err
+		}
+		resp, err := f.session.Receive(ctx) // waits for the byte budget before it reads; this loop holds nothing of it now
+		if err != nil {
+			return err
+		}
+		if !served {
+			served = true
+			for r := range f.cursors { // an answer names only partitions with news: all others are served too
+				f.m.reached(r)
+			}
+		}
+		last = answered{resp, f.check(resp, progress)}
+	}
+}
+
+// open takes a new session and closes the old one.
+func (f *fetcher) open(s *wire.Session) {
+	if f.session != nil {
+		f.session.Close()
+	}
+	f.session = s
+	f.mu.Lock()
+	f.live = s
+	f.mu.Unlock()
+}
+
+// answered is an answer whose positions are validated and whose bytes are still to be appended.
+type answered struct {
+	resp *wire.Response
+	work []fetched
+}
+
+// sorted gives the cursors in one order, so that runs can be repeated.
+func (f *fetcher) sorted() []*cursor {
+	list := make([]*cursor, 0, len(f.cursors))
+	for _, c := range f.cursors {
+		list = append(list, c)
+	}
+	slices.SortFunc(list, func(a, b *cursor) int {
+		if a.r.t.name != b.r.t.name {
+			return strings.Compare(a.r.t.name, b.r.t.name)
+		}
+		return int(a.r.num - b.r.num)
+	})
+	return list
+}
+
+// fetched is a validated part of an answer, to be appended.
+type fetched struct {
+	c         *cursor
+	bytes     []byte
+	base      int64 // of its first batch
+	epoch     int32 // its greatest leader epoch
+	sourceEnd int64
+	logStart  int64
+}
+
+// check goes through an answer: positions advance past what is valid.
+func (f *fetcher) check(resp *wire.Response, progress func()) (work []fetched) {
+	full := 0
+	for i := range resp.Partitions {
+		if len(resp.Partitions[i].Records) > 0 {
+			full++
+		}
+	}
+	alone := full == 1
+	for i := range resp.Partitions {
+		a := &resp.Partitions[i]
+		c, _ := a.Tag.(*cursor)
+		if c == nil || f.cursors[c.r] != c || c.out {
+			continue
+		}
+		r := c.r
+		r.mu.Lock()
+		current, leaderEpoch := r.gen == c.gen, r.leaderEpoch
+		r.mu.Unlock()
+		switch {
+		case !current:
+			f.drop(r)
+			continue
+		case a.Err != nil:
+			f.refused(c, a)
+			continue
+		case a.Diverging != nil:
+			f.part(c, fmt.Sprintf("the source's epoch %d ends at offset %d", a.Diverging.Epoch, a.Diverging.End))
+			continue
+		}
+		v, err := validate(a.Records, c.next, c.epoch, leaderEpoch, f.empty(c))
+		w := fetched{c: c, bytes: v.bytes, base: v.base, epoch: v.epoch, sourceEnd: max(a.HighWatermark, v.next), logStart: a.LogStart}
+		if start, end := r.part.Bounds(); len(v.bytes) > 0 || w.logStart > start {
+			work = append(work, w)
+		} else {
+			r.seen(w.logStart, w.sourceEnd, end)
+		}
+		if len(v.bytes) > 0 {
+			c.next, c.epoch = v.next, max(c.epoch, v.epoch)
+			c.bad, c.pause = 0, nil
+			progress()
+		}
+		switch {
+		case err == nil:
+			if len(v.bytes) > 0 {
+				f.place(c)
+			}
+		case v.need > int64(c.bytes):
+			c.bytes = int32(min(v.need, maxBatch))
+			f.place(c)
+		case v.need > 0 && !alone: // the answer was full before this partition's turn: it will be the first one some time
+			f.place(c)
+		default:
+			f.unusable(c, err)
+		}
+	}
+	return work
+}
+
+func (f *fetcher) empty(c *cursor) bool {
+	start, end := c.r.part.Bounds()
+	return start == end && c.next == end
+}
+
+// valid is the usable beginning of an answer's records.
+type valid struct {
+	bytes []byte
+	base  int64
+	next  int64
+	epoch int32
+	need  int64 // bytes to ask for, if not even the first batch was whole
+}
+
+var (
+	errStaleLeaderEpoch = errors.New("batch has a leader epoch above the source's metadata")
+	errDisorder         = errors.New("batch out of order")
+)
+
+// validate takes the batches that are whole, in order, undamaged and of an epoch that can be: what comes before a bad one is kept.
+// The first may begin below next only if the log is empty (a start inside a batch). A last batch cut short is left for the next
+// fetch.
+func validate(records []byte, next int64, epoch, leaderEpoch int32, empty bool) (valid, error) {
+	v := valid{next: next, epoch: epoch}
+	rest := records
+	for len(rest) > 0 {
+		h, raw, err := batch.Next(rest)
+		if errors.Is(err, batch.ErrShort) {
+			if len(v.bytes) == 0 {
+				v.need = maxBatch
+				if h.Length > 0 {
+					v.need = int64(h.Size())
+				}
+				return v, fmt.Errorf("offset %d: the source sent %d of %d bytes: %w", next, len(rest), v.need, err)
+			}
+			return v, nil
+		}
+		if err == nil {
+			err = batch.Check(raw)
+		}
+		first := len(v.bytes) == 0
+		switch {
+		case err != nil:
+		case h.Base < v.next && !(first && empty && h.Next() > v.next):
+			err = fmt.Errorf("%w: it begins at offset %d, expected %d or later", errDisorder, h.Base, v.next)
+		case h.LeaderEpoch >= 0 && h.LeaderEpoch < v.epoch:
+			err = fmt.Errorf("%w: offset %d has leader epoch %d after %d", errDisorder, h.Base, h.LeaderEpoch, v.epoch)
+		case leaderEpoch >= 0 && h.LeaderEpoch > leaderEpoch:
+			err = fmt.Errorf("offset %d: epoch %d, metadata says %d: %w", h.Base, h.LeaderEpoch, leaderEpoch, errStaleLeaderEpoch)
+		}
+		if err != nil {
+			return v, err
+		}
+		if first {
+			v.base = h.Base
+		}
+		v.next, v.epoch = h.Next(), max(v.epoch, h.LeaderEpoch)
+		rest = rest[len(raw):]
+		v.bytes = records[:len(records)-len(rest)]
+	}
+	return v, nil
+}
+
+// unusable holds a partition back after records that could not be used, and lets it fail after several.
+func (f *fetcher) unusable(c *cursor, err error) {
+	err = fmt.Errorf("fetch %s at offset %d: %w", c.r, c.next, err)
+	c.bad++
+	switch {
+	case errors.Is(err, batch.ErrOldFormat):
+		f.drop(c.r)
+		err = fmt.Errorf("%w, which cannot be mirrored exactly; rewrite the topic in format 2 at the source (it is not rewritten by itself), then Recover", err)
+		c.r.failed(c.gen, undecided(err))
+	case errors.Is(err, errStaleLeaderEpoch):
+		f.m.refreshSoon()
+		f.m.troubled(c.r, err)
+		f.hold(c)
+	case c.bad < badAnswers:
+		f.m.troubled(c.r, err)
+		f.hold(c)
+	default:
+		f.drop(c.r)
+		c.r.failed(c.gen, broken(err))
+	}
+}
+
+// part hands a partition over to alignment.
+func (f *fetcher) part(c *cursor, why string) {
+	f.drop(c.r)
+	c.r.handOver(c.gen, func() { c.r.diverged = why })
+}
+
+// refused reacts to a partition's error code.
+func (f *fetcher) refused(c *cursor, a *wire.Fetched) {
+	r := c.r
+	err := fmt.Errorf("fetch %s at offset %d from broker %d: %w", r, c.next, f.broker, a.Err)
+	switch {
+	case errors.Is(a.Err, kafka.OffsetOutOfRange):
+		f.part(c, "the source answers that the offset is out of range")
+	case errors.Is(a.Err, kafka.NotLeaderForPartition), errors.Is(a.Err, kafka.FencedLeaderEpoch):
+		// With a hint it goes straight to the new leader, otherwise after the next look at the metadata.
+		f.drop(r)
+		if a.Leader.ID >= 0 && a.Leader.Epoch >= 0 {
+			r.handOver(c.gen, func() {
+				if a.Leader.Epoch >= r.leaderEpoch {
+					r.leader, r.leaderEpoch = a.Leader.ID, a.Leader.Epoch
+				}
+			})
+			if a.Leader.ID != f.broker {
+				return
+			}
+		} else {
+			r.handOver(c.gen, func() { r.leader = -1 })
+		}
+		f.m.refreshSoon()
+	default:
+		f.m.troubled(r, err)
+		f.m.refreshSoon()
+		f.hold(c)
+	}
+}
+
+// append stores what was validated. A partition whose append is slow leaves the loop until it is done.
+func (f *fetcher) append(ctx context.Context, a answered) {
+	if a.resp == nil {
+		return
+	}
+	defer a.resp.Release()
+	timer := time.NewTimer(slowAppend)
+	defer timer.Stop()
+	for _, w := range a.work {
+		done := make(chan error, 1)
+		if w.c.slow && len(w.bytes) > 0 {
+			w.bytes = slices.Clone(w.bytes) // it may take long again, and would pin the whole answer
+			f.m.tasks.Go(func() { done <- w.c.r.absorb(ctx, w) })
+			f.setAside(w.c)
+			f.m.tasks.Go(func() { f.finish(ctx, w, <-done) })
+			continue
+		}
+		a.resp.Retain()
+		f.m.tasks.Go(func() {
+			done <- w.c.r.absorb(ctx, w)
+			a.resp.Release()
+		})
+		timer.Reset(slowAppend)
+		select {
+		case err := <-done:
+			if err != nil {
+				f.finish(ctx, w, err)
+			}
+		case <-timer.C:
+			w.c.slow = true
+			f.setAside(w.c)
+			f.m.tasks.Go(func() { f.finish(ctx, w, <-done) })
+		}
+	}
+}
+
+// finish brings a partition back after a slow append, and lets it fail after one that went wrong.
+func (f *fetcher) finish(ctx context.Context, w fetched, err error) {
+	if err == nil {
+		f.note(func(f *fetcher) { f.rewind(ctx, w.c) })
+		return
+	}
+	f.remove(w.c.r)
+	w.c.r.failed(w.c.gen, err)
+}
+
+// budget bounds the bytes that wait to be appended.
+type budget struct {
+	sem  *semaphore.Weighted
+	size int64
+}
+
+func newBudget(size int64) *budget { return &budget{sem: semaphore.NewWeighted(size), size: size} }
+
+// reserve waits for n bytes, or for all of the budget if they are more: a batch larger than it is let through alone.
+func (b *budget) reserve(ctx context.Context, n int) (release func(), err error) {
+	size := min(int64(n), b.size)
+	if err := b.sem.Acquire(ctx, size); err != nil {
+		return nil, err
+	}
+	return func() { b.sem.Release(size) }, nil
+}

@@ -1,0 +1,93 @@
+package mirror
+
+import (
+	"fmt"
+	"maps"
+	"sync"
+	"sync/atomic"
+)
+
+// ReadOnlyError is returned by the write gate for a topic that a mirror owns (READ_ONLY_TOPIC in KIP-1279).
+type ReadOnlyError struct {
+	Topic  string
+	Mirror string
+}
+
+func (e *ReadOnlyError) Error() string {
+	return fmt.Sprintf("topic %s is read-only: mirror %s owns it until Remove has taken it over", e.Topic, e.Mirror)
+}
+
+// gate says who may write. It is read without a lock on every append; whoever changes it replaces what the readers look at.
+type gate struct {
+	changing sync.Mutex
+	shut     atomic.Pointer[error] // why nobody may write: closed, or fenced
+	topics   atomic.Pointer[map[string]*gateTopic]
+}
+
+// gateTopic is a topic of a mirror. A topic that is in no mirror has none, and is open.
+type gateTopic struct {
+	err  error
+	open []atomic.Bool // by partition: taken over, or kept from before
+}
+
+func (g *gate) check(topic string, partition int32) error {
+	if err := g.shut.Load(); err != nil {
+		return *err
+	}
+	topics := g.topics.Load()
+	if topics == nil {
+		return nil
+	}
+	t := (*topics)[topic]
+	if t == nil || partition >= 0 && int(partition) < len(t.open) && t.open[partition].Load() {
+		return nil
+	}
+	return t.err
+}
+
+// closeTopic closes all partitions of a topic for everyone but the mirror.
+func (g *gate) closeTopic(topic, mirror string, partitions int32) {
+	g.replace(topic, &gateTopic{err: &ReadOnlyError{Topic: topic, Mirror: mirror}, open: make([]atomic.Bool, partitions)})
+}
+
+// grow keeps what is open and adds closed partitions.
+func (g *gate) grow(topic, mirror string, partitions int32) {
+	t := &gateTopic{err: &ReadOnlyError{Topic: topic, Mirror: mirror}, open: make([]atomic.Bool, partitions)}
+	if topics := g.topics.Load(); topics != nil && (*topics)[topic] != nil {
+		old := (*topics)[topic].open
+		for i := range min(len(old), len(t.open)) {
+			t.open[i].Store(old[i].Load())
+		}
+	}
+	g.replace(topic, t)
+}
+
+// release makes the topic an ordinary one: no mirror has ever had it, or an addition is taken back.
+func (g *gate) release(topic string) { g.replace(topic, nil) }
+
+// setOpen opens or closes one partition of a mirror topic.
+func (g *gate) setOpen(topic string, partition int32, open bool) {
+	if topics := g.topics.Load(); topics != nil {
+		if t := (*topics)[topic]; t != nil && int(partition) < len(t.open) {
+			t.open[partition].Store(open)
+		}
+	}
+}
+
+func (g *gate) replace(topic string, t *gateTopic) {
+	g.changing.Lock()
+	defer g.changing.Unlock()
+	topics := make(map[string]*gateTopic)
+	if old := g.topics.Load(); old != nil {
+		maps.Copy(topics, *old)
+	}
+	if t == nil {
+		delete(topics, topic)
+	} else {
+		topics[topic] = t
+	}
+	g.topics.Store(&topics)
+}
+
+// close shuts the gate for good; the first reason stays.
+func (g *gate) close(err error) { g.shut.CompareAndSwap(nil, &err) }

@@ -1,0 +1,489 @@
+package mirror
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/cenkalti/backoff/v4"
+
+	"github.com/clustermirror/mirror/internal/statelog"
+)
+
+// replica is one mirrored partition: it is driven from state to state towards what is wished for its topic. drive is the only one
+// who changes its state, one goroutine at a time, and there is none while nothing is to be done.
+type replica struct {
+	m   *Mirror
+	t   *mirrorTopic
+	num int32
+
+	// appending is held for each append, so that whoever raises gen and takes it knows that no older append follows.
+	appending lock
+
+	mu     sync.Mutex // guards what follows; never held across I/O
+	part   *Partition // nil until it was first needed
+	stored stored
+	round  round
+	totals Totals
+
+	busy, again bool   // drive is running; and must look again before it ends
+	doom        error  // a failure that drive has not seen yet
+	diverged    string // why the fetcher thinks that the logs have parted; "" if it doesn't
+	mayCut      bool   // Recover has allowed what FailOnDivergence asks about
+	gen         uint64 // what was fetched under an older one is dropped
+	fetcher     *fetcher
+	retry       *backoff.ExponentialBackOff
+	timer       *time.Timer
+
+	leader      int32 // at the source, -1 if unknown
+	leaderEpoch int32
+	sourceStart int64 // -1 if unknown
+	sourceEnd   int64
+	bytes       int64     // appended since Start
+	moved       time.Time // the last append, or the moment it fell behind
+	whole       time.Time // when it last held all that the source had
+	health      Health
+	trouble     error // why it doesn't get on
+}
+
+// stored is the state of a partition as persisted, with the documents' record.
+type stored struct {
+	state  State
+	before State // what FAILED goes back to
+	epoch  int32 // counts the writes
+	text   string
+	decide bool
+	tries  int
+}
+
+// round is one span of mirroring in one direction.
+type round struct {
+	Number    int64  `json:"number"`
+	Peer      string `json:"peer"`                 // the source's cluster id
+	Aligned   bool   `json:"aligned,omitempty"`    // the log is a prefix of the source's
+	Cut       bool   `json:"cut,omitempty"`        // something was cut or reset in this round, or is about to be
+	Open      bool   `json:"open,omitempty"`       // the gate was open before
+	TakenOver bool   `json:"taken_over,omitempty"` // the gate is open
+	Stored    bool   `json:"stored,omitempty"`     // this round's position is stored
+	Late      bool   `json:"late,omitempty"`       // the source added the partition later: it begins at its start
+	Epoch     int32  `json:"epoch"`                // last mirrored position: greatest source epoch, -1 of an empty log
+	Offset    int64  `json:"offset"`               // and end offset; -1 unknown
+}
+
+func newReplica(t *mirrorTopic, num int32) *replica {
+	return &replica{
+		m: t.m, t: t, num: num, appending: newLock(),
+		stored: stored{state: Unknown, before: Unknown},
+		round:  round{Epoch: -1, Offset: -1},
+		leader: -1, leaderEpoch: -1, sourceStart: -1, sourceEnd: -1, health: CatchingUp,
+	}
+}
+
+func (r *replica) String() string { return fmt.Sprintf("%s-%d", r.t.name, r.num) }
+
+func (r *replica) key(typ int16) statelog.Key {
+	return statelog.Key{Type: typ, Mirror: r.m.name, Topic: r.t.id, Partition: r.num}
+}
+
+// stateRecord and roundRecord are what is persisted of it.
+func (r *replica) stateRecord(s stored) statelog.Record {
+	v := statelog.PartitionState{
+		State: int8(s.state), LeaderEpoch: -1, StateEpoch: s.epoch, Error: s.text,
+		RetryAttempt: int16(min(s.tries, 1<<15-1)), PreviousState: int8(s.before),
+	}
+	if s.decide {
+		v.RetryAttempt = -1
+	}
+	return statelog.Record{Key: r.key(statelog.TypePartitionState), Value: v.Append(nil)}
+}
+
+func (r *replica) roundRecord(v round) statelog.Record { return record(r.key(typeRound), v) }
+
+// load takes what was persisted.
+func (r *replica) load(s *statelog.Store) error {
+	if b, ok := s.Get(r.key(statelog.TypePartitionState)); ok {
+		v, err := statelog.ParsePartitionState(b)
+		if err != nil {
+			return fmt.Errorf("state of %s: %w", r, err)
+		}
+		r.stored = stored{
+			state: State(v.State), before: State(v.PreviousState), epoch: v.StateEpoch,
+			text: v.Error, decide: v.RetryAttempt < 0, tries: int(max(v.RetryAttempt, 0)),
+		}
+	}
+	v, ok, err := get[round](s, r.key(typeRound))
+	if err != nil {
+		return err
+	}
+	if ok {
+		r.round = v
+	}
+	r.totals, _, err = get[Totals](s, r.key(typeTotals))
+	return err
+}
+
+// partition opens its log when it is first needed.
+func (r *replica) partition(ctx context.Context) (*Partition, error) {
+	r.mu.Lock()
+	p := r.part
+	r.mu.Unlock()
+	if p != nil {
+		return p, nil
+	}
+	p, err := r.m.c.Partition(ctx, r.t.name, r.num)
+	if err != nil {
+		return nil, err
+	}
+	r.mu.Lock()
+	r.part = p
+	r.mu.Unlock()
+	return p, nil
+}
+
+// kick has the replica look at what is to be done.
+func (r *replica) kick() {
+	r.mu.Lock()
+	if r.busy {
+		r.again = true
+		r.mu.Unlock()
+		return
+	}
+	r.busy = true
+	r.mu.Unlock()
+	r.m.background(func(context.Context) {
+		for {
+			r.mu.Lock()
+			r.again = false
+			r.mu.Unlock()
+			if err := r.drive(r.m.ctx); err != nil && r.m.ctx.Err() == nil {
+				r.suffer(r.m.ctx, err)
+			}
+			r.mu.Lock()
+			if !r.again || r.m.ctx.Err() != nil {
+				r.busy = false
+				r.mu.Unlock()
+				return
+			}
+			r.mu.Unlock()
+		}
+	})
+}
+
+// drive takes steps until there is nothing to do but wait. Each step first persists the state it goes to. An error is what keeps it
+// from going on.
+func (r *replica) drive(ctx context.Context) error {
+	for ctx.Err() == nil {
+		r.mu.Lock()
+		s, aligned, diverged, doom := r.stored, r.round.Aligned, r.diverged, r.doom
+		r.doom = nil
+		r.mu.Unlock()
+		if doom != nil {
+			return doom
+		}
+		wished, running := r.t.wish()
+		if !running {
+			return nil // not started, or detached, and nothing that could be done without the source
+		}
+		if e := pursue(s.state, wished, aligned); e != "" {
+			if err := r.begin(ctx, e); err != nil {
+				return err
+			}
+			continue
+		}
+		var err error
+		switch s.state {
+		case Preparing:
+			if err = r.prepare(ctx); err == nil {
+				err = r.to(ctx, evAligned, nil)
+			}
+		case Mirroring:
+			if diverged == "" {
+				return r.attach(ctx)
+			}
+			r.m.c.log.Info("logs have parted", "mirror", r.m.name, "partition", r.String(), "reason", diverged)
+			err = r.begin(ctx, evDiverge)
+		case Pausing:
+			r.detach(ctx)
+			if err = r.syncLog(ctx); err == nil {
+				err = r.to(ctx, evSettle, nil)
+			}
+		case Stopping:
+			if err = r.stop(ctx); err == nil {
+				err = r.to(ctx, evSettle, nil)
+			}
+		case Failed:
+			if !r.due() {
+				return nil
+			}
+			err = r.to(ctx, evRetry, nil)
+		default: // Paused, Stopped: as wished
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// begin goes to a state that was asked for: nothing is fetched any more when it is persisted.
+func (r *replica) begin(ctx context.Context, e event) error {
+	r.detach(ctx)
+	return r.to(ctx, e, nil)
+}
+
+// to persists the state after an event, with what else changes at the same moment, and takes it on. An illegal event is logged
+// and does nothing.
+func (r *replica) to(ctx context.Context, e event, cause error) error {
+	r.mu.Lock()
+	old := r.stored
+	rd := r.round
+	r.mu.Unlock()
+	state, ok := next(old.state, old.before, e)
+	if !ok {
+		r.m.c.log.Warn("no such transition", "mirror", r.m.name, "partition", r.String(), "state", old.state.String(), "event", string(e))
+		return nil
+	}
+	s := old
+	s.state, s.epoch = state, old.epoch+1
+	switch state {
+	case Failed:
+		var f *failure
+		s.text, s.tries = cause.Error(), old.tries+1
+		s.decide = errors.As(cause, &f) && f.decide
+		if old.state != Failed && old.tries == 0 {
+			s.before = old.state // a second failure while retrying doesn't overwrite it
+		}
+	case Paused, Stopped:
+		s.text, s.decide, s.tries, s.before = "", false, 0, Unknown
+	case Preparing, Stopping, Pausing:
+		s.decide = false
+	}
+	recs := []statelog.Record{r.stateRecord(s)}
+	switch {
+	case old.state == Stopped && state == Preparing: // the next round; what the last one stored holds until this one stores its own
+		rd = round{Number: rd.Number + 1, Peer: r.m.peerID(), Open: rd.TakenOver, Epoch: rd.Epoch, Offset: rd.Offset}
+		recs = append(recs, r.roundRecord(rd))
+	case state == Mirroring && !rd.Aligned:
+		rd.Aligned = true
+		recs = append(recs, r.roundRecord(rd))
+	}
+	if err := r.m.c.put(ctx, recs...); err != nil {
+		return fmt.Errorf("persist %s -> %s of %s: %w", old.state, state, r, err)
+	}
+	r.mu.Lock()
+	r.stored, r.round = s, rd
+	if state == Preparing || state == Mirroring {
+		r.diverged = ""
+	}
+	r.mu.Unlock()
+	if old.state != state {
+		r.m.c.log.Debug("state", "mirror", r.m.name, "partition", r.String(), "from", old.state.String(), "to", state.String(), "cause", cause)
+		r.m.c.events.send(Event{
+			Kind: StateChanged, Mirror: r.m.name, Topic: r.t.name, Partition: r.num,
+			Before: old.state.String(), After: state.String(), Err: cause,
+		})
+	}
+	r.m.changed.broadcast()
+	return nil
+}
+
+// suffer decides what an error means: trouble with the source is waited out, everything else is a state.
+func (r *replica) suffer(ctx context.Context, err error) {
+	var f *failure
+	switch {
+	case errors.Is(err, ErrFenced), errors.Is(err, ErrClosed):
+		return
+	case isSourceTrouble(err):
+		r.m.troubled(r, err)
+		r.later()
+	case errors.As(err, &f):
+		r.fail(ctx, f)
+	default: // the host's
+		r.fail(ctx, broken(err))
+	}
+}
+
+// fail ends fetching and goes to FAILED; unless someone must decide, it will look again.
+func (r *replica) fail(ctx context.Context, cause error) {
+	r.detach(ctx)
+	r.mu.Lock()
+	was := r.stored
+	r.mu.Unlock()
+	if err := r.to(ctx, evFail, cause); err != nil {
+		// The state can't be written (a full disk, say): it holds in memory, and the write is tried again with the next failure.
+		r.m.c.log.Error("failure not persisted", "mirror", r.m.name, "partition", r.String(), "cause", cause, "err", err)
+		r.mu.Lock()
+		if was.state != Failed && was.tries == 0 {
+			r.stored.before = was.state
+		}
+		r.stored.state, r.stored.text, r.stored.tries = Failed, cause.Error(), was.tries+1
+		r.mu.Unlock()
+		r.m.changed.broadcast()
+	}
+	var f *failure
+	if !errors.As(cause, &f) || !f.decide {
+		r.later()
+	}
+}
+
+// failedNow is fail for those who must not wait, or don't drive the replica.
+func (r *replica) failedNow(cause error) {
+	r.mu.Lock()
+	same := r.stored.state == Failed && r.stored.text == cause.Error() || r.stored.state == Stopped
+	if !same {
+		r.doom = cause
+	}
+	r.mu.Unlock()
+	if !same {
+		r.kick()
+	}
+}
+
+// failed is failedNow for a fetch loop: it holds only if nobody has moved the partition since.
+func (r *replica) failed(gen uint64, cause error) {
+	r.handOver(gen, func() { r.doom = cause })
+}
+
+// later has it look again after the next, longer pause.
+func (r *replica) later() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.retry == nil {
+		r.retry = r.m.newBackoff()
+	}
+	if r.timer != nil {
+		r.timer.Stop()
+	}
+	r.timer = time.AfterFunc(r.retry.NextBackOff(), func() {
+		r.mu.Lock()
+		r.timer = nil
+		r.mu.Unlock()
+		r.kick()
+	})
+}
+
+// due says that a FAILED partition may be tried again: nobody has to decide, and its pause is over.
+func (r *replica) due() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return !r.stored.decide && r.timer == nil
+}
+
+// recovered forgets failures, after the first validated batch or a completed alignment with nothing to fetch.
+func (r *replica) recovered() {
+	r.mu.Lock()
+	r.retry = nil
+	r.stored.tries, r.stored.text, r.stored.before = 0, "", Unknown
+	r.trouble = nil
+	r.mu.Unlock()
+}
+
+// attach hands it to the fetch loop of the broker that leads it.
+func (r *replica) attach(ctx context.Context) error {
+	p, err := r.partition(ctx)
+	if err != nil {
+		return err
+	}
+	r.mu.Lock()
+	leader := r.leader
+	if leader < 0 {
+		r.mu.Unlock()
+		r.m.refreshSoon()
+		return errNoLeader
+	}
+	f, old := r.m.fetcherOf(leader), r.fetcher
+	if old == f {
+		r.mu.Unlock()
+		return nil
+	}
+	r.gen++
+	r.fetcher = f
+	gen := r.gen
+	r.mu.Unlock()
+	if old != nil {
+		old.remove(r)
+	}
+	if err := r.quiet(ctx); err != nil {
+		return err
+	}
+	end, epoch, err := p.tip(ctx)
+	if err != nil {
+		return err
+	}
+	f.add(r, gen, end, epoch)
+	return nil
+}
+
+// quiet waits until nothing that was fetched before is being appended.
+func (r *replica) quiet(ctx context.Context) error {
+	if err := r.appending.acquire(ctx); err != nil {
+		return err
+	}
+	r.appending.release()
+	return nil
+}
+
+// detach ends fetching: on return nothing is appended any more.
+func (r *replica) detach(ctx context.Context) {
+	r.mu.Lock()
+	f := r.fetcher
+	r.fetcher = nil
+	r.gen++
+	r.mu.Unlock()
+	if f != nil {
+		f.remove(r)
+	}
+	_ = r.quiet(context.WithoutCancel(ctx)) // fails only with its context
+}
+
+// handOver is detach for the fetch loop itself: it must not wait for its own append.
+func (r *replica) handOver(gen uint64, why func()) {
+	r.mu.Lock()
+	if r.gen != gen {
+		r.mu.Unlock()
+		return
+	}
+	r.gen++
+	r.fetcher = nil
+	why()
+	r.mu.Unlock()
+	r.kick()
+}
+
+func (r *replica) syncLog(ctx context.Context) error {
+	p, err := r.partition(ctx)
+	if errors.Is(err, ErrUnknownPartition) {
+		return nil // never created here
+	}
+	if err != nil {
+		return err
+	}
+	return p.Sync(ctx)
+}
+
+// lead says which broker leads the partition at the source; a move takes it to another fetch loop.
+func (r *replica) lead(leader, epoch int32) {
+	r.mu.Lock()
+	if epoch < r.leaderEpoch || leader == r.leader && epoch == r.leaderEpoch {
+		r.mu.Unlock()
+		return
+	}
+	r.leader, r.leaderEpoch = leader, epoch
+	f := r.fetcher
+	r.mu.Unlock()
+	if f != nil && (f.broker != leader || leader < 0) {
+		f.remove(r)
+		r.mu.Lock()
+		if r.fetcher == f {
+			r.fetcher = nil
+			r.gen++
+		}
+		r.mu.Unlock()
+	} else if f != nil {
+		f.refresh(r)
+	}
+	r.kick()
+}

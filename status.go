@@ -1,0 +1,174 @@
+package mirror
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"text/tabwriter"
+	"time"
+)
+
+// Status is what Describe answers: a copy, a table when printed, and JSON.
+type Status struct {
+	Mirror    string        `json:"mirror"`
+	Source    string        `json:"source"`            // bootstrap addresses; empty while detached
+	ClusterID string        `json:"source_cluster_id"` // empty until the source has answered
+	Topics    []TopicStatus `json:"topics"`            // by name
+}
+
+// TopicStatus is one topic of a Status.
+type TopicStatus struct {
+	Name       string            `json:"name"`
+	ID         TopicID           `json:"id"`
+	Desired    State             `json:"desired"`
+	Partitions []PartitionStatus `json:"partitions"`
+}
+
+// PartitionStatus is one partition of a TopicStatus.
+type PartitionStatus struct {
+	Partition   int32     `json:"partition"`
+	State       State     `json:"state"`
+	Health      Health    `json:"health"`
+	Reason      string    `json:"reason,omitempty"`   // of FAILED, or of bad health
+	Before      State     `json:"previous,omitempty"` // the state before FAILED
+	Attempts    int       `json:"attempts,omitempty"` // failures in a row
+	NeedsWord   bool      `json:"needs_decision,omitempty"`
+	Start       int64     `json:"start"`
+	End         int64     `json:"end"`
+	SourceStart int64     `json:"source_start"` // -1 unknown
+	SourceEnd   int64     `json:"source_end"`   // -1 unknown
+	Lag         int64     `json:"lag"`          // source end - end, in offsets; -1 unknown, never negative otherwise
+	LagTime     float64   `json:"lag_seconds"`  // since it last held all that the source had; -1 unknown
+	Bytes       int64     `json:"bytes"`        // appended since Start
+	LeaderEpoch int32     `json:"leader_epoch"` // here; -1 before the first
+	Source      int32     `json:"source_leader_epoch"`
+	Position    *Position `json:"last_mirrored_position,omitempty"` // of the last round that was stopped
+	Totals      Totals    `json:"totals"`
+}
+
+// Position is a last mirrored position (KIP-1279): the greatest leader epoch that came from the source, and the end offset, when
+// mirroring stopped. Epoch -1 is an empty log's.
+type Position struct {
+	Epoch  int32 `json:"epoch"`
+	Offset int64 `json:"offset"`
+}
+
+// Totals count what was dropped, over the life of the mirror.
+type Totals struct {
+	Lost int64 `json:"lost"` // offsets that are missing because the source no longer had them
+	Cut  int64 `json:"cut"`  // offsets that were cut because they were not the source's
+	Cuts int64 `json:"cuts"` // how many times
+}
+
+// MarshalText gives the form in which Kafka prints ids.
+func (id TopicID) MarshalText() ([]byte, error) { return []byte(id.String()), nil }
+
+// Describe is the mirror's status now. It asks nobody and never waits for I/O.
+func (m *Mirror) Describe() Status {
+	m.mu.Lock()
+	s := Status{Mirror: m.name, ClusterID: m.peer}
+	if m.client != nil {
+		s.Source = m.src.Addr.String()
+	}
+	m.mu.Unlock()
+	for _, t := range m.mustAll() {
+		ts := TopicStatus{Name: t.name, ID: t.id, Desired: t.wishedNow()}
+		for _, r := range t.partitions() {
+			ts.Partitions = append(ts.Partitions, r.status(time.Now()))
+		}
+		s.Topics = append(s.Topics, ts)
+	}
+	return s
+}
+
+func (r *replica) status(now time.Time) PartitionStatus {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s := PartitionStatus{
+		Partition: r.num, State: r.stored.state, Health: r.health, Before: r.stored.before, Attempts: r.stored.tries,
+		SourceStart: r.sourceStart, SourceEnd: r.sourceEnd, Bytes: r.bytes, Lag: -1, LagTime: -1, Source: r.leaderEpoch, LeaderEpoch: -1, Totals: r.totals,
+	}
+	if r.round.Stored {
+		s.Position = &Position{r.round.Epoch, r.round.Offset}
+	}
+	if r.part != nil {
+		s.Start, s.End = r.part.Bounds()
+		s.LeaderEpoch = r.part.LeaderEpoch()
+		if r.sourceEnd >= 0 {
+			s.Lag = max(r.sourceEnd-s.End, 0)
+		}
+		switch {
+		case s.Lag == 0:
+			s.LagTime = 0
+		case s.Lag > 0 && !r.whole.IsZero():
+			s.LagTime = now.Sub(r.whole).Seconds()
+		}
+	}
+	switch {
+	case s.State == Failed:
+		s.Reason, s.NeedsWord = r.stored.text, r.stored.decide
+	case r.trouble != nil:
+		s.Reason = r.trouble.Error()
+	}
+	if s.State == Paused || s.State == Stopped {
+		s.Health, s.Reason = OK, ""
+	}
+	return s
+}
+
+// String is a table: a line per partition, reasons below it.
+func (s Status) String() string {
+	var b strings.Builder
+	source := s.Source
+	if source == "" {
+		source = "(detached)"
+	}
+	fmt.Fprintf(&b, "mirror %s from %s, cluster %s\n", s.Mirror, source, dash(s.ClusterID))
+	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "TOPIC\tPARTITION\tSTATE\tHEALTH\tSTART\tEND\tSOURCE-END\tLAG\tSECONDS")
+	var reasons []string
+	for _, t := range s.Topics {
+		for _, p := range t.Partitions {
+			fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%d\t%d\t%s\t%s\t%s\n", t.Name, p.Partition, p.State, p.Health, p.Start, p.End,
+				known(p.SourceEnd), known(p.Lag), seconds(p.LagTime))
+			if p.Reason != "" {
+				reasons = append(reasons, fmt.Sprintf("%s-%d: %s\n", t.Name, p.Partition, p.Reason))
+			}
+		}
+	}
+	_ = w.Flush() // into memory
+	for _, r := range reasons {
+		b.WriteString(r)
+	}
+	return b.String()
+}
+
+// JSON is the status as indented JSON.
+func (s Status) JSON() string {
+	b, err := json.MarshalIndent(s, "", "  ")
+	if err != nil {
+		return err.Error() // plain fields: does not happen
+	}
+	return string(b)
+}
+
+func dash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}
+
+func known(n int64) string {
+	if n < 0 {
+		return "-"
+	}
+	return fmt.Sprint(n)
+}
+
+func seconds(s float64) string {
+	if s < 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.1f", s)
+}

@@ -1,0 +1,528 @@
+package mirror
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/segmentio/kafka-go"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/clustermirror/mirror/internal/statelog"
+	"github.com/clustermirror/mirror/internal/wire"
+)
+
+// What the source's metadata say: which topics and partitions there are, who leads them, and whether it is still the same cluster.
+
+// run keeps the metadata fresh: at the refresh interval, whenever something points to old metadata, and after a growing pause
+// while the source is unreachable.
+func (m *Mirror) run(ctx context.Context) {
+	for _, t := range m.mustAll() {
+		for _, r := range t.partitions() {
+			r.kick()
+		}
+	}
+	pause := m.newBackoff()
+	refresh := time.NewTimer(0)
+	defer refresh.Stop()
+	watch := time.NewTicker(max(m.opts.stallAfter/4, 10*time.Millisecond))
+	defer watch.Stop()
+	for last := (time.Time{}); ; {
+		select {
+		case <-ctx.Done():
+			return
+		case <-watch.C:
+			m.watch(time.Now())
+			continue
+		case <-m.soon:
+			if wait := m.opts.backoffMin - time.Since(last); wait > 0 { // many partitions may ask at once
+				refresh.Reset(wait)
+				continue
+			}
+		case <-refresh.C:
+		}
+		last = time.Now()
+		if err := m.refresh(ctx); err != nil {
+			if ctx.Err() != nil {
+				return
+			}
+			m.c.log.Warn("source metadata", "mirror", m.name, "err", err)
+			refresh.Reset(pause.NextBackOff())
+			continue
+		}
+		pause.Reset()
+		refresh.Reset(m.opts.refresh)
+	}
+}
+
+// refreshSoon asks for fresh metadata, without waiting.
+func (m *Mirror) refreshSoon() {
+	select {
+	case m.soon <- struct{}{}:
+	default:
+	}
+}
+
+func (m *Mirror) mustAll() []*mirrorTopic {
+	list, _ := m.all() // fails for names only
+	return list
+}
+
+// refresh reads the metadata of the mirror's topics and tells the partitions.
+func (m *Mirror) refresh(ctx context.Context) error {
+	var active []*mirrorTopic
+	var names []string
+	for _, t := range m.mustAll() {
+		if t.wishedNow() != Stopped {
+			active, names = append(active, t), append(names, t.name)
+		}
+	}
+	md, err := m.client.Metadata(ctx, names)
+	if err == nil {
+		err = m.sameCluster(ctx, md.ClusterID)
+	}
+	if err != nil {
+		for _, t := range active {
+			for _, r := range t.partitions() {
+				if errors.Is(err, ErrWrongCluster) {
+					r.failedNow(undecided(err))
+				} else {
+					m.troubled(r, err)
+				}
+			}
+		}
+		return err
+	}
+	found := make(map[string]wire.TopicMeta, len(md.Topics))
+	for _, t := range md.Topics {
+		found[t.Name] = t
+	}
+	for _, t := range active {
+		if err := m.learn(ctx, t, found[t.name]); err != nil && ctx.Err() == nil {
+			m.c.log.Warn("topic at the source", "mirror", m.name, "topic", t.name, "err", err)
+			for _, r := range t.partitions() {
+				m.troubled(r, err)
+			}
+		}
+	}
+	return nil
+}
+
+// sameCluster refuses a source that is not the one this mirror began with, or is this host itself.
+func (m *Mirror) sameCluster(ctx context.Context, id string) error {
+	m.mu.Lock()
+	peer := m.peer
+	m.mu.Unlock()
+	want := cmp.Or(m.src.ClusterID, peer)
+	switch {
+	case id != "" && id == m.c.host.ClusterID():
+		return fmt.Errorf("mirror %s: %w: it is this host itself (%s)", m.name, ErrWrongCluster, id)
+	case want != "" && id != want:
+		return fmt.Errorf("mirror %s: %w: %s instead of %s; correct the address, or mirror the other cluster under another mirror name", m.name, ErrWrongCluster, id, want)
+	case peer == id:
+		return nil
+	}
+	if err := m.c.put(ctx, record(statelog.Key{Type: typeMirror, Mirror: m.name}, mirrorRecord{Peer: id})); err != nil {
+		return fmt.Errorf("remember the source's cluster id: %w", err)
+	}
+	m.mu.Lock()
+	m.peer = id
+	m.mu.Unlock()
+	return nil
+}
+
+// learn takes what the source says of one topic.
+func (m *Mirror) learn(ctx context.Context, t *mirrorTopic, meta wire.TopicMeta) error {
+	switch {
+	case meta.Name == "" || errors.Is(meta.Err, kafka.UnknownTopicOrPartition):
+		return m.missed(ctx, t)
+	case meta.Err != nil:
+		return fmt.Errorf("topic %s: %w", t.name, meta.Err)
+	}
+	m.mu.Lock()
+	t.missing = 0
+	m.mu.Unlock()
+	if id := TopicID(meta.ID); id != (TopicID{}) && id != t.id {
+		err := fmt.Errorf("topic %s was recreated at the source: its id is %s, here it is %s; nothing is appended onto the old log. Remove it here, delete it, and add it anew", t.name, id, t.id)
+		for _, r := range t.partitions() {
+			r.failedNow(undecided(err))
+		}
+		return nil
+	}
+	if n := int32(len(meta.Partitions)); n > int32(len(t.partitions())) {
+		if err := m.grow(ctx, t, n); err != nil {
+			return err
+		}
+	}
+	replicas := t.partitions()
+	known := make([]bool, len(replicas))
+	for _, p := range meta.Partitions {
+		if p.ID < 0 || int(p.ID) >= len(replicas) {
+			continue
+		}
+		known[p.ID] = true
+		if p.Leader < 0 || p.Err != nil && p.Leader < 0 {
+			m.troubled(replicas[p.ID], fmt.Errorf("%s: %w", replicas[p.ID], errNoLeader))
+			continue
+		}
+		replicas[p.ID].lead(p.Leader, p.LeaderEpoch)
+	}
+	for i, ok := range known {
+		if !ok {
+			m.troubled(replicas[i], fmt.Errorf("%s: the source has %d partitions, here there are %d", replicas[i], len(meta.Partitions), len(replicas)))
+		}
+	}
+	return nil
+}
+
+// missed believes that a topic is gone only after two refreshes and another kind of look-up: metadata may lag behind, and the right
+// to see the topic may have been taken away.
+func (m *Mirror) missed(ctx context.Context, t *mirrorTopic) error {
+	m.mu.Lock()
+	t.missing++
+	missing := t.missing
+	m.mu.Unlock()
+	gone := fmt.Errorf("topic %s does not exist at the source", t.name)
+	if missing < 2 {
+		m.refreshSoon()
+		return gone
+	}
+	list, err := m.client.ListTopics(ctx)
+	if err != nil {
+		return err
+	}
+	for _, meta := range list {
+		if meta.Name == t.name {
+			return gone
+		}
+	}
+	if m.opts.stopOnDelete {
+		m.c.log.Warn("topic was deleted at the source: stopping it", "mirror", m.name, "topic", t.name)
+		_, err := m.want(ctx, t.name, Stopped)
+		return err
+	}
+	err = fmt.Errorf("topic %s was deleted at the source; it stays readable and read-only here. Remove it, or Recover it once it is back with the same id", t.name)
+	for _, r := range t.partitions() {
+		r.failedNow(undecided(err))
+	}
+	return nil
+}
+
+// grow adds the partitions that the source has added. They begin at their start, wherever the others did.
+func (m *Mirror) grow(ctx context.Context, t *mirrorTopic, n int32) error {
+	if err := t.command.acquire(ctx); err != nil {
+		return err
+	}
+	defer t.command.release()
+	old := int32(len(t.partitions()))
+	if err := m.c.host.EnsureTopic(ctx, Topic{Name: t.name, ID: t.id, Partitions: n}); err != nil {
+		return fmt.Errorf("grow topic %s from %d to %d partitions: %w", t.name, old, n, err)
+	}
+	var fresh []*replica
+	recs := []statelog.Record{t.record(t.wishedNow(), n)}
+	for i := old; i < n; i++ {
+		r := newReplica(t, i)
+		r.round = round{Number: 1, Peer: m.peerID(), Late: true, Epoch: -1, Offset: -1}
+		fresh = append(fresh, r)
+		recs = append(recs, r.roundRecord(r.round))
+	}
+	m.c.gate.grow(t.name, m.name, n)
+	if err := m.c.put(ctx, recs...); err != nil {
+		return fmt.Errorf("grow topic %s from %d to %d partitions: %w", t.name, old, n, err)
+	}
+	m.mu.Lock()
+	t.replicas = append(t.replicas, fresh...)
+	m.mu.Unlock()
+	m.c.log.Info("partitions added at the source", "mirror", m.name, "topic", t.name, "from", old, "to", n)
+	return nil
+}
+
+func (m *Mirror) peerID() string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.peer
+}
+
+// look asks the source for topics that are to be added.
+func (m *Mirror) look(ctx context.Context, names []string) (map[string]wire.TopicMeta, error) {
+	if len(names) == 0 {
+		return nil, nil
+	}
+	if m.client == nil {
+		return nil, ErrDetached
+	}
+	md, err := m.client.Metadata(ctx, names)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrSourceUnreachable, err)
+	}
+	if err := m.sameCluster(ctx, md.ClusterID); err != nil {
+		return nil, err
+	}
+	found := make(map[string]wire.TopicMeta, len(md.Topics))
+	for _, t := range md.Topics {
+		found[t.Name] = t
+	}
+	return found, nil
+}
+
+// add takes a new topic into the mirror: the gate is closed, local writers have ended, what is here is proven to be the source's
+// or is nothing, and then PREPARING is persisted for every partition at once.
+func (m *Mirror) add(ctx context.Context, name string, meta wire.TopicMeta) error {
+	switch {
+	case internalTopic(name) || meta.Internal:
+		return hint(ErrInternalTopic, "internal topics are not mirrored")
+	case meta.Name == "" || errors.Is(meta.Err, kafka.UnknownTopicOrPartition):
+		return hint(fmt.Errorf("%w at the source", ErrUnknownTopic), "create it there first, or check the name and the right to describe it")
+	case meta.Err != nil:
+		return meta.Err
+	case len(meta.Partitions) == 0:
+		return hint(errors.New("the source reports no partitions"), "add it again when they have been created")
+	}
+	release, err := m.c.claim(ctx, name)
+	if err != nil {
+		return err
+	}
+	defer release()
+	if t := m.topic(name); t != nil { // another call was faster
+		return t.again()
+	}
+	if owner := m.c.owner(name); owner != "" {
+		return hint(fmt.Errorf("%w: %s", ErrTopicOwned, owner), "Remove it there first")
+	}
+	n := int32(len(meta.Partitions))
+	here, err := m.c.listTopics(ctx)
+	if err != nil {
+		return err
+	}
+	local, exists := here[name]
+	switch {
+	case exists && TopicID(meta.ID) != (TopicID{}) && local.ID != TopicID(meta.ID):
+		return hint(fmt.Errorf("%w: %s here, %s at the source", ErrTopicConflict, local.ID, TopicID(meta.ID)), "delete or rename the topic here")
+	case exists && local.Partitions > n:
+		return hint(fmt.Errorf("topic has %d partitions here, %d at the source: partitions are never removed", local.Partitions, n), "delete the topic here")
+	}
+	m.c.gate.closeTopic(name, m.name, n)
+	if err := m.adopt(ctx, name, meta, exists); err != nil {
+		m.c.gate.release(name)
+		return err
+	}
+	return nil
+}
+
+// adopt creates the topic, or takes over what is there, with the gate closed.
+func (m *Mirror) adopt(ctx context.Context, name string, meta wire.TopicMeta, exists bool) error {
+	n := int32(len(meta.Partitions))
+	if err := m.c.host.EnsureTopic(ctx, Topic{Name: name, ID: TopicID(meta.ID), Partitions: n}); err != nil {
+		return fmt.Errorf("create the topic here: %w", err)
+	}
+	first, err := m.c.freshTopic(ctx, name)
+	if err != nil {
+		return err
+	}
+	t := m.newTopic(name, first.ID, Mirroring, n)
+	leaders := make(map[int32]wire.PartitionMeta, n)
+	for _, p := range meta.Partitions {
+		leaders[p.ID] = p
+	}
+	var unproven []Range
+	for _, r := range t.replicas {
+		if p, ok := leaders[r.num]; ok {
+			r.leader, r.leaderEpoch = p.Leader, p.LeaderEpoch
+		}
+		r.round = round{Number: 1, Peer: m.peerID(), Open: exists, Epoch: -1, Offset: -1}
+		r.stored = stored{state: Preparing, before: Unknown, epoch: 1}
+		if !exists {
+			continue
+		}
+		p, err := r.partition(ctx)
+		if err != nil {
+			return err
+		}
+		if err := p.drain(ctx); err != nil {
+			return err
+		}
+		start, end := p.Bounds()
+		if start == end && end == 0 {
+			continue
+		}
+		proven, err := r.prove(ctx, first.ID == TopicID(meta.ID))
+		if err != nil {
+			return fmt.Errorf("compare partition %d with the source: %w", r.num, err)
+		}
+		if !proven {
+			unproven = append(unproven, Range{r.num, start, end})
+		}
+	}
+	if len(unproven) > 0 {
+		return hint(&RangeError{unproven, ErrNoProof}, "delete the topic here to mirror it from the source's start")
+	}
+	recs := []statelog.Record{t.record(Mirroring, n)}
+	for _, r := range t.replicas {
+		recs = append(recs, r.stateRecord(r.stored), r.roundRecord(r.round))
+	}
+	if err := m.c.put(ctx, recs...); err != nil {
+		return err
+	}
+	m.mu.Lock()
+	m.topics[name] = t
+	m.mu.Unlock()
+	m.refreshSoon()
+	for _, r := range t.replicas {
+		r.kick()
+	}
+	return nil
+}
+
+// claim makes one AddTopics of a name wait for another, whichever mirror they come from.
+func (c *Coordinator) claim(ctx context.Context, name string) (release func(), err error) {
+	c.mu.Lock()
+	l, ok := c.claims[name]
+	if !ok {
+		l = newLock()
+		c.claims[name] = l
+	}
+	c.mu.Unlock()
+	if err := l.acquire(ctx); err != nil {
+		return nil, err
+	}
+	return l.release, nil
+}
+
+// owner is the mirror that has the topic; "" if none has.
+func (c *Coordinator) owner(topic string) string {
+	c.mu.Lock()
+	mirrors := slices.Collect(maps.Values(c.mirrors))
+	c.mu.Unlock()
+	for _, m := range mirrors {
+		if m.topic(topic) != nil {
+			return m.name
+		}
+	}
+	return ""
+}
+
+// freshTopic lists again, since the topic may just have been made.
+func (c *Coordinator) freshTopic(ctx context.Context, name string) (Topic, error) {
+	list, err := c.listTopics(ctx)
+	if err != nil {
+		return Topic{}, err
+	}
+	t, ok := list[name]
+	if !ok {
+		return Topic{}, fmt.Errorf("topic %s: the host has created it and does not list it: %w", name, ErrUnknownPartition)
+	}
+	return t, nil
+}
+
+// WaitCaughtUp waits until the mirror holds everything up to the source's end as it is after the call, trailing transaction markers
+// included; of all topics if none are named. A partition that is FAILED, or a topic that is paused or stopped, ends it with an
+// error at once.
+func (m *Mirror) WaitCaughtUp(ctx context.Context, topics ...string) error {
+	list, err := m.all(topics...)
+	if err != nil {
+		return err
+	}
+	var g errgroup.Group
+	g.SetLimit(64)
+	var errs = make(chan error, 1)
+	for _, t := range list {
+		for _, r := range t.partitions() {
+			g.Go(func() error {
+				if err := r.waitCaughtUp(ctx); err != nil {
+					select {
+					case errs <- &TopicError{Mirror: m.name, Topic: t.name, Err: fmt.Errorf("partition %d: %w", r.num, err)}:
+					default:
+					}
+				}
+				return nil
+			})
+		}
+	}
+	_ = g.Wait() // the first error is in errs
+	select {
+	case err := <-errs:
+		return err
+	default:
+		return nil
+	}
+}
+
+func (r *replica) waitCaughtUp(ctx context.Context) error {
+	target := int64(-1)
+	pause := r.m.newBackoff()
+	for {
+		changed := r.m.changed.next()
+		if err := r.hopeless(); err != nil {
+			return err
+		}
+		var wait <-chan time.Time
+		var moved chan struct{}
+		r.mu.Lock()
+		p, leader, epoch := r.part, r.leader, r.leaderEpoch
+		r.mu.Unlock()
+		switch {
+		case p == nil || leader < 0: // not prepared yet: a change of state, or a look again, will tell
+			wait = time.After(pause.NextBackOff())
+		case target < 0:
+			_, end, err := r.sourceBounds(ctx, leader, epoch)
+			if err != nil {
+				if !isSourceTrouble(err) {
+					return err
+				}
+				wait = time.After(pause.NextBackOff())
+				break
+			}
+			target = end
+			continue
+		default:
+			moved = make(chan struct{}, 1)
+			stop := p.Notify(moved)
+			if _, end := p.Bounds(); end >= target && r.settled() {
+				stop()
+				return nil
+			}
+			defer stop()
+		}
+		select {
+		case <-changed:
+		case <-moved:
+		case <-wait:
+		case <-ctx.Done():
+			return fmt.Errorf("wait to catch up: %w", ctx.Err())
+		case <-r.m.ctx.Done():
+			return ErrClosed
+		}
+	}
+}
+
+// settled says that what is in the log is the source's: it is not about to be cut.
+func (r *replica) settled() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.stored.state == Mirroring && r.diverged == ""
+}
+
+// hopeless is why it will not catch up by itself.
+func (r *replica) hopeless() error {
+	switch r.t.wishedNow() {
+	case Paused:
+		return ErrPaused
+	case Stopped:
+		return ErrStopped
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.stored.state == Failed {
+		return fmt.Errorf("%w in %s: %s", ErrFailed, r.stored.before, r.stored.text)
+	}
+	if r.m.client == nil {
+		return ErrDetached
+	}
+	return nil
+}
+
+func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

@@ -1,0 +1,127 @@
+package mirror
+
+import (
+	"fmt"
+
+	"github.com/clustermirror/mirror/internal/epochs"
+)
+
+// Where do two logs part, and what must be cut? Everything here is pure; align in failover.go asks the source and carries the
+// answers out.
+//
+// The source is asked with OffsetForLeaderEpoch (KIP-101, KIP-279): "where does your epoch e end?", beginning with the last
+// epoch of our log, until nothing is left to cut. An epoch starts where the batch before it ended, so a gap belongs to the newer
+// epoch: what is cut too much is fetched again, what is cut too little is never seen.
+
+// lineage is an epoch table with the bounds of the log it describes.
+type lineage struct {
+	start, end int64
+	epochs     []epochs.Entry // by epoch
+}
+
+// probe is a question: we hold epoch up to end, where does it end at the source? Epoch -1 means that there is nothing to ask.
+type probe struct {
+	epoch int32
+	end   int64
+}
+
+// answer is the source's: the greatest epoch at or below the one asked for, and where it ends; (-1, -1) if it knows none.
+type answer struct {
+	epoch int32
+	end   int64
+}
+
+type verdictKind int
+
+const (
+	agree   verdictKind = iota // our log is a prefix of the source's
+	cutTo                      // cut to offset to, then ask again from the new last epoch
+	askNext                    // ask the next probe
+	unknown                    // no epoch is common: see parted
+)
+
+type verdict struct {
+	kind verdictKind
+	to   int64
+	next probe
+}
+
+// last is the first question: about our last epoch.
+func (l lineage) last() probe {
+	if l.start == l.end || len(l.epochs) == 0 {
+		return probe{epoch: -1, end: l.end}
+	}
+	return probe{epoch: l.epochs[len(l.epochs)-1].Epoch, end: l.end}
+}
+
+// below is the question about our greatest epoch below another.
+func (l lineage) below(epoch int32) probe {
+	end := l.end
+	for i := len(l.epochs) - 1; i >= 0; i-- {
+		if l.epochs[i].Epoch < epoch {
+			return probe{epoch: l.epochs[i].Epoch, end: end}
+		}
+		end = l.epochs[i].Start
+	}
+	return probe{epoch: -1, end: l.start}
+}
+
+// endOf is where our greatest epoch at or below epoch ends; not ok if all of ours are greater.
+func (l lineage) endOf(epoch int32) (int64, bool) {
+	p := l.below(epoch + 1)
+	return p.end, p.epoch >= 0
+}
+
+// compare says what the answer to a question means for our log.
+func (l lineage) compare(p probe, a answer) (verdict, error) {
+	switch {
+	case a.epoch > p.epoch || a.epoch >= 0 && a.end < 0:
+		return verdict{}, fmt.Errorf("asked where epoch %d ends, the source answered epoch %d, offset %d", p.epoch, a.epoch, a.end)
+
+	case a.epoch < 0:
+		// ours    |--1--|--3--|--7--|      The source knows nothing at or below 7, or it has not come as far as 7:
+		// source  ?                        what about 3?
+		if lower := l.below(p.epoch); lower.epoch >= 0 {
+			return verdict{kind: askNext, next: lower}, nil
+		}
+		return verdict{kind: unknown}, nil
+
+	case a.epoch == p.epoch:
+		// ours    |--1--|-----3-----|      The source has less of 3, or, if 3 is not our last epoch, our epochs after it are
+		// source  |--1--|--3--|--4--|      not its own: cut to where 3 ends on both sides.
+		//                     ^
+		if end := min(a.end, p.end); end < l.end {
+			return verdict{kind: cutTo, to: end}, nil
+		}
+		// ours    |--1--|--3--|
+		// source  |--1--|----3----|--4--|
+		return verdict{kind: agree}, nil
+
+	default:
+		// ours    |--1--|--2--|--3--|      The source has no 3 and ends 1 earlier or later than we do: everything of ours
+		// source  |----1----|--4--|        after 1 is not its own.
+		//               ^
+		end, ok := l.endOf(a.epoch)
+		if !ok {
+			// ours          |--3--|        Not even our first epoch is the source's.
+			// source  |--1--|--4--|
+			return verdict{kind: unknown}, nil
+		}
+		return verdict{kind: cutTo, to: min(a.end, end)}, nil
+	}
+}
+
+// parted says what to do when no epoch is common, by the source's start and end read under one leader epoch: cut to an offset,
+// or begin again, empty, at one.
+//
+//	ours    |------------|        no epoch known, source shorter: what it lost, we cut
+//	source  |------|
+//
+//	ours    |------------|        anything else: nothing proves that a byte of ours is the source's
+//	source      |------------|
+func (l lineage) parted(sourceStart, sourceEnd int64) (to int64, reset bool) {
+	if len(l.epochs) == 0 && sourceEnd < l.end && sourceEnd >= l.start {
+		return sourceEnd, false
+	}
+	return sourceStart, true
+}
