@@ -303,9 +303,8 @@ func (s *Store) trim(ctx context.Context) {
 	}
 	recs := s.state.all()
 	s.mu.RUnlock()
-	err := s.writer.snapshot(ctx, recs)
-	if err != nil && s.cause(ctx, err) == err {
-		s.writer.logger.Warn("snapshot of the state log, will be tried again", "err", err)
+	if err := s.cause(ctx, s.writer.snapshot(ctx, recs)); err != nil && !errors.Is(err, ErrClosed) {
+		s.writer.logger.Warn("snapshot of the state log", "err", err)
 	}
 	s.writer.size = live
 }
