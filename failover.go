@@ -12,7 +12,7 @@ import (
 // stop is what STOPPING does, once nothing is fetched any more. Each step may be run again: a position is stored once per round,
 // whatever happens in between.
 //
-//	fetching ended ─► log synced ─► position stored, once per round ─► STOPPED
+//	fetching ended -> log synced -> position stored, once per round -> STOPPED
 func (r *replica) stop(ctx context.Context) error {
 	r.detach(ctx)
 	p, err := r.partition(ctx)

@@ -1,3 +1,36 @@
+// Package mirror keeps an exact, read-only copy of selected Kafka topics inside a Go program: same names, ids, partitions, offsets,
+// leader epochs and bytes. It is Kafka's Cluster Mirroring (KIP-1279) as a library.
+//
+// The program is the host: it brings the logs (Host and Log; package disklog has a pair for local disk), and owes the library:
+//
+//  1. A log that does what Log says. Package logtest checks it.
+//  2. One Coordinator at a time per host, made with Open or New before the first local write. A newer one fences the older.
+//  3. A question to the gate before each local append: CheckWrite, BeginWrite, or Partition.Append, which asks itself. A mirrored topic
+//     is read-only until a mirror has given it up.
+//  4. Close, which leaves a state from which the next run goes on. A crash instead costs only what was not synced, and that is
+//     fetched again.
+//
+// In return every batch in a mirrored log is the source's, verbatim and in order; what is dropped or missing is reported with its
+// range; and a trouble of one partition is a state of that partition, with a reason and a next step.
+//
+//	host, err := disklog.Open("replica")
+//	m, err := mirror.New(ctx, "dr", mirror.Source{Addr: kafka.TCP("kafka-1:9092")}, host)
+//	defer m.Close()
+//	err = m.Start(ctx)                           // also with the source down
+//	err = m.AddTopics(ctx, "orders", "payments") // harmless to repeat at every boot
+//	err = m.WaitCaughtUp(ctx)
+//	fmt.Print(m.Describe())
+//	for msg, err := range m.Records(ctx, "orders", 0, 0) {
+//		// kafka.Message at the source's offset
+//	}
+//
+// A program with several mirrors, or with a broker of its own, opens a Coordinator and makes the mirrors on it:
+//
+//	c, err := mirror.Open(ctx, host)
+//	m, err := c.Mirror("dr", src)
+//	p, err := c.Partition(ctx, "orders", 0)
+//
+// Contexts bound calls; Close ends lives. Everything may be called concurrently.
 package mirror
 
 import (

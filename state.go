@@ -5,14 +5,14 @@ import "fmt"
 // State is what one mirrored partition is doing. Trouble in reaching the source is not a state: see Health. The codes are those
 // of KIP-1279; 1 and 2 are unused here (see DIVERGENCE.md).
 //
-//	            add                     aligned
-//	UNKNOWN ───────────► PREPARING ───────────────► MIRRORING ◄──────────── resume
-//	                      ▲  ▲   │ divergence ◄────────┘ │ │ pause               │
-//	                      │  │   │                       │ └────► PAUSING ──► PAUSED
-//	                      │  │   └────────► STOPPING ◄───┴──────────┴───────────┘
-//	                      │  │                 │
-//	                      │  └──── resume ── STOPPED          FAILED: from any; retries, or Recover; may be stopped
-//	                      └───── retry ─────────────────────────┘
+//	            add                   aligned
+//	UNKNOWN ----------> PREPARING ------------> MIRRORING <---------- resume
+//	                     ^  ^  |  <--divergence--   | | pause            |
+//	                     |  |  |                    | +----> PAUSING --> PAUSED
+//	                     |  |  +-----> STOPPING <---+---------+------------+
+//	                     |  |             v
+//	                     |  +-- resume -- STOPPED     FAILED: from any; retries, or Recover; may be stopped
+//	                     +----- retry -----------------+
 type State int8
 
 const (
