@@ -3,9 +3,7 @@ package wire
 import (
 	"cmp"
 	"context"
-	"net"
 	"slices"
-	"strconv"
 
 	"github.com/twmb/franz-go/pkg/kmsg"
 )
@@ -71,7 +69,7 @@ func (c *Client) metadata(ctx context.Context, req *kmsg.MetadataRequest) (*Meta
 	}
 	defer done()
 	req.AllowAutoTopicCreation = false
-	resp, err := c.askAny(ctx, req, metadataFloor)
+	resp, err := c.askAny(ctx, req, metadataFloor, req.MaxVersion())
 	if err != nil {
 		return nil, err
 	}
@@ -92,8 +90,8 @@ func readMetadata(resp *kmsg.MetadataResponse) (*Metadata, error) {
 		m.ClusterID = *resp.ClusterID
 	}
 	for _, b := range resp.Brokers {
-		if b.NodeID >= 0 && b.Host != "" && b.Port > 0 && b.Port < 1<<16 {
-			m.Brokers[b.NodeID] = net.JoinHostPort(b.Host, strconv.Itoa(int(b.Port)))
+		if addr, ok := endpoint(b.NodeID, b.Host, b.Port); ok {
+			m.Brokers[b.NodeID] = addr
 		}
 	}
 	for i := range resp.Topics {
@@ -143,7 +141,51 @@ type OffsetAnswer struct {
 // Offsets asks the leader of the partitions (ListOffsets, uncommitted records included). Answers come in the order of the
 // queries; the error is for the whole call.
 func (c *Client) Offsets(ctx context.Context, broker int32, qs []OffsetQuery) ([]OffsetAnswer, error) {
-	panic("unwritten")
+	answers := make([]OffsetAnswer, len(qs))
+	name := func(i int) key { return key{qs[i].Topic, qs[i].Partition} }
+	err := c.inWaves(ctx, len(qs), name, func(ctx context.Context, wave []int) error {
+		req := kmsg.NewPtrListOffsetsRequest()
+		req.ReplicaID, req.IsolationLevel = -1, 0
+		at := make(map[string]int)
+		for _, i := range wave {
+			q := &qs[i]
+			t, ok := at[q.Topic]
+			if !ok {
+				t = len(req.Topics)
+				at[q.Topic] = t
+				req.Topics = append(req.Topics, kmsg.ListOffsetsRequestTopic{Topic: q.Topic})
+			}
+			p := kmsg.NewListOffsetsRequestTopicPartition()
+			p.Partition, p.CurrentLeaderEpoch, p.Timestamp = q.Partition, q.CurrentLeaderEpoch, q.Timestamp
+			req.Topics[t].Partitions = append(req.Topics[t].Partitions, p)
+		}
+		resp, err := c.askBroker(ctx, broker, req, listOffsetsFloor, req.MaxVersion())
+		if err != nil {
+			return err
+		}
+		got := make(map[key]OffsetAnswer, len(wave))
+		for _, t := range resp.(*kmsg.ListOffsetsResponse).Topics {
+			for _, p := range t.Partitions {
+				a := OffsetAnswer{p.Offset, p.Timestamp, p.LeaderEpoch, codeError(p.ErrorCode)}
+				if a.Err == nil && (a.Offset < -1 || a.LeaderEpoch < -1) {
+					a.Err = protocolError("offset %d, leader epoch %d", a.Offset, a.LeaderEpoch)
+				}
+				got[key{t.Topic, p.Partition}] = a
+			}
+		}
+		for _, i := range wave {
+			a, ok := got[name(i)]
+			if !ok {
+				a.Err = protocolError("the partition is missing in the answer")
+			}
+			answers[i] = a
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return answers, nil
 }
 
 // EpochQuery asks where a leader epoch ends in a partition's log.
@@ -164,16 +206,111 @@ type EpochAnswer struct {
 // EpochEnds asks the leader of the partitions (OffsetForLeaderEpoch). Answers come in the order of the queries; the error is
 // for the whole call.
 func (c *Client) EpochEnds(ctx context.Context, broker int32, qs []EpochQuery) ([]EpochAnswer, error) {
-	panic("unwritten")
+	answers := make([]EpochAnswer, len(qs))
+	name := func(i int) key { return key{qs[i].Topic, qs[i].Partition} }
+	err := c.inWaves(ctx, len(qs), name, func(ctx context.Context, wave []int) error {
+		req := kmsg.NewPtrOffsetForLeaderEpochRequest()
+		req.ReplicaID = -1
+		at := make(map[string]int)
+		for _, i := range wave {
+			q := &qs[i]
+			t, ok := at[q.Topic]
+			if !ok {
+				t = len(req.Topics)
+				at[q.Topic] = t
+				req.Topics = append(req.Topics, kmsg.OffsetForLeaderEpochRequestTopic{Topic: q.Topic})
+			}
+			p := kmsg.NewOffsetForLeaderEpochRequestTopicPartition()
+			p.Partition, p.CurrentLeaderEpoch, p.LeaderEpoch = q.Partition, q.CurrentLeaderEpoch, q.Epoch
+			req.Topics[t].Partitions = append(req.Topics[t].Partitions, p)
+		}
+		resp, err := c.askBroker(ctx, broker, req, epochEndFloor, req.MaxVersion())
+		if err != nil {
+			return err
+		}
+		got := make(map[key]EpochAnswer, len(wave))
+		for _, t := range resp.(*kmsg.OffsetForLeaderEpochResponse).Topics {
+			for _, p := range t.Partitions {
+				got[key{t.Topic, p.Partition}] = EpochAnswer{p.LeaderEpoch, p.EndOffset, codeError(p.ErrorCode)}
+			}
+		}
+		for _, i := range wave {
+			a, ok := got[name(i)]
+			switch {
+			case !ok:
+				a.Err = protocolError("the partition is missing in the answer")
+			case a.Err == nil && (a.Epoch < -1 || a.End < -1 || a.Epoch > qs[i].Epoch || (a.Epoch < 0) != (a.End < 0)):
+				a.Err = protocolError("epoch %d with end %d, asked about epoch %d", a.Epoch, a.End, qs[i].Epoch)
+			}
+			answers[i] = a
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return answers, nil
 }
 
-// Versions are the greatest versions, by request key, that a broker and this package share.
+// inWaves hands the numbers of n queries to ask, in as few calls as possible: no partition may stand twice in one request.
+func (c *Client) inWaves(ctx context.Context, n int, name func(int) key, ask func(ctx context.Context, wave []int) error) error {
+	ctx, done, err := c.begin(ctx, c.life)
+	if err != nil {
+		return err
+	}
+	defer done()
+	var waves [][]int
+	times := make(map[key]int)
+	for i := range n {
+		k := name(i)
+		if times[k] == len(waves) {
+			waves = append(waves, nil)
+		}
+		waves[times[k]] = append(waves[times[k]], i)
+		times[k]++
+	}
+	for _, wave := range waves {
+		if err := ask(ctx, wave); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Versions are the newest versions that a broker speaks, by request key; what it does not speak is missing.
 type Versions map[int16]int16
 
-// Versions checks that the broker is new enough to mirror from: ErrVersion if it is not.
-func (c *Client) Versions(ctx context.Context, broker int32) (Versions, error) { panic("unwritten") }
-
-// Read fetches once, outside any session.
-func (c *Client) Read(ctx context.Context, broker int32, q FetchPartition, maxBytes int32) (*Fetched, error) {
-	panic("unwritten")
+// Versions asks what a broker speaks. ErrVersion if it is too old to mirror from.
+func (c *Client) Versions(ctx context.Context, broker int32) (Versions, error) {
+	ctx, done, err := c.begin(ctx, c.life)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	to, err := c.broker(broker)
+	if err != nil {
+		return nil, err
+	}
+	k, _, err := c.take(ctx, to)
+	if err != nil {
+		return nil, err
+	}
+	defer c.give(k)
+	for _, need := range []struct {
+		req   kmsg.Request
+		floor int16
+	}{
+		{new(kmsg.FetchRequest), fetchFloor},
+		{new(kmsg.OffsetForLeaderEpochRequest), epochEndFloor},
+		{new(kmsg.ListOffsetsRequest), listOffsetsFloor},
+	} {
+		if _, err := k.version(need.req.Key(), need.floor, need.req.MaxVersion()); err != nil {
+			return nil, err
+		}
+	}
+	v := make(Versions, len(k.versions))
+	for api, speaks := range k.versions {
+		v[api] = speaks[1]
+	}
+	return v, nil
 }

@@ -66,9 +66,7 @@ func (k *conn) cut() {
 // fail makes an error of what happened on the connection; the end of the context comes before its consequences.
 func (k *conn) fail(ctx context.Context, op string, err error) error {
 	if cause := context.Cause(ctx); cause == errDialTimeout {
-		if k.raw == nil || !errors.Is(err, ErrProtocol) {
-			err = cause
-		}
+		err = cause
 	} else if cause != nil {
 		return cause
 	}
@@ -88,7 +86,7 @@ func (k *conn) negotiate(ctx context.Context) error {
 		if err := k.send(ctx, req); err != nil {
 			return err
 		}
-		err := k.receive(ctx, req, 0, func(body []byte) error {
+		err := k.receive(ctx, req, func(body []byte) error {
 			resp.SetVersion(version)
 			if len(body) >= 2 && kafka.Error(binary.BigEndian.Uint16(body)) == kafka.UnsupportedVersion {
 				resp.SetVersion(0)
@@ -126,8 +124,8 @@ func (k *conn) version(key, floor, most int16) (int16, error) {
 }
 
 // roundTrip sends a request in its best version and waits for the answer.
-func (k *conn) roundTrip(ctx context.Context, req kmsg.Request, floor int16) (kmsg.Response, error) {
-	version, err := k.version(req.Key(), floor, req.MaxVersion())
+func (k *conn) roundTrip(ctx context.Context, req kmsg.Request, floor, most int16) (kmsg.Response, error) {
+	version, err := k.version(req.Key(), floor, most)
 	if err != nil {
 		return nil, err
 	}
@@ -136,7 +134,7 @@ func (k *conn) roundTrip(ctx context.Context, req kmsg.Request, floor int16) (km
 		return nil, err
 	}
 	resp := req.ResponseKind()
-	if err := k.receive(ctx, req, 0, resp.ReadFrom); err != nil {
+	if err := k.receive(ctx, req, resp.ReadFrom); err != nil {
 		return nil, err
 	}
 	if t, ok := resp.(kmsg.ThrottleResponse); ok {
@@ -186,10 +184,15 @@ func (k *conn) guard(ctx context.Context, req kmsg.Request, exchange func() erro
 	return nil
 }
 
-// receive reads the answer to the request sent last and hands its body to parse, which must not keep it.
-func (k *conn) receive(ctx context.Context, req kmsg.Request, wait time.Duration, parse func(body []byte) error) error {
+// receive reads the answer to the request sent last and hands its body to parse. The memory does not go back to its pool: byte
+// fields of the answer are parts of it.
+func (k *conn) receive(ctx context.Context, req kmsg.Request, parse func(body []byte) error) error {
 	return k.guard(ctx, req, func() error {
-		n, err := k.readHead(wait, maxAnswer)
+		limit := maxAnswer
+		if req.Key() == int16(kmsg.Fetch) {
+			limit = maxFrame
+		}
+		n, err := k.readHead(0, limit)
 		if err != nil {
 			return err
 		}
@@ -197,7 +200,6 @@ func (k *conn) receive(ctx context.Context, req kmsg.Request, wait time.Duration
 		if err != nil {
 			return err
 		}
-		defer buf.release()
 		body, err := responseBody(buf.b[:n], req)
 		if err != nil {
 			return err
@@ -230,15 +232,10 @@ func (k *conn) readHead(wait time.Duration, limit int) (int, error) {
 	if id := int32(binary.BigEndian.Uint32(head[4:])); id != k.correlation {
 		return 0, protocolError("correlation id %d, expected %d", id, k.correlation)
 	}
-	k.phase = max(k.phase, k.phaseAfterAnswer())
-	return int(n) - correlationSize, nil
-}
-
-func (k *conn) phaseAfterAnswer() phase {
 	if k.phase == first {
-		return later
+		k.phase = later
 	}
-	return k.phase
+	return int(n) - correlationSize, nil
 }
 
 // readBody reads n bytes into a buffer that is large enough for expect of them at first and beyond grows only as they

@@ -143,7 +143,7 @@ func (k *conn) authenticate(ctx context.Context, mechanism sasl.Mechanism) error
 
 	hello := kmsg.NewPtrSASLHandshakeRequest()
 	hello.Mechanism = mechanism.Name()
-	resp, err := k.roundTrip(ctx, hello, 1)
+	resp, err := k.roundTrip(ctx, hello, 1, 1)
 	if errors.Is(err, ErrVersion) {
 		return refused(fmt.Errorf("%w: %w", kafka.IllegalSASLState, err))
 	} else if err != nil {
@@ -165,7 +165,7 @@ func (k *conn) authenticate(ctx context.Context, mechanism sasl.Mechanism) error
 	for range maxSASLSteps {
 		step := kmsg.NewPtrSASLAuthenticateRequest()
 		step.SASLAuthBytes = state
-		resp, err := k.roundTrip(ctx, step, 0)
+		resp, err := k.roundTrip(ctx, step, 0, step.MaxVersion())
 		if err != nil {
 			return err
 		}

@@ -92,7 +92,7 @@ func (c Code) Is(target error) bool {
 }
 
 var codeNames = map[Code]string{
-	118: "UNREPRESENTABLE_GROUP_ID",
+	109: "OFFSET_MOVED_TO_TIERED_STORAGE",
 	129: "REBOOTSTRAP_REQUIRED",
 }
 

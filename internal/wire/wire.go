@@ -177,13 +177,13 @@ func (c *Client) anywhere() []address {
 }
 
 // ask sends one request to one address and waits for the answer.
-func (c *Client) ask(ctx context.Context, to address, req kmsg.Request, floor int16) (kmsg.Response, error) {
+func (c *Client) ask(ctx context.Context, to address, req kmsg.Request, floor, most int16) (kmsg.Response, error) {
 	for {
 		k, reused, err := c.take(ctx, to)
 		if err != nil {
 			return nil, err
 		}
-		resp, err := k.roundTrip(ctx, req, floor)
+		resp, err := k.roundTrip(ctx, req, floor, most)
 		if err == nil || errors.Is(err, ErrVersion) {
 			c.give(k)
 			return resp, err
@@ -199,19 +199,19 @@ func (c *Client) ask(ctx context.Context, to address, req kmsg.Request, floor in
 }
 
 // askBroker is ask for a broker that metadata has named.
-func (c *Client) askBroker(ctx context.Context, id int32, req kmsg.Request, floor int16) (kmsg.Response, error) {
+func (c *Client) askBroker(ctx context.Context, id int32, req kmsg.Request, floor, most int16) (kmsg.Response, error) {
 	to, err := c.broker(id)
 	if err != nil {
 		return nil, err
 	}
-	return c.ask(ctx, to, req, floor)
+	return c.ask(ctx, to, req, floor, most)
 }
 
 // askAny is ask for whichever broker answers first in line.
-func (c *Client) askAny(ctx context.Context, req kmsg.Request, floor int16) (kmsg.Response, error) {
+func (c *Client) askAny(ctx context.Context, req kmsg.Request, floor, most int16) (kmsg.Response, error) {
 	var failed []error
 	for _, to := range c.anywhere() {
-		resp, err := c.ask(ctx, to, req, floor)
+		resp, err := c.ask(ctx, to, req, floor, most)
 		if err == nil {
 			c.mu.Lock()
 			c.good = to
