@@ -132,6 +132,9 @@ func Open(ctx context.Context, log Log, outOfOrder error, opts ...Option) (*Stor
 // memory says. An error is for ever with ErrFenced, ErrClosed and *DamagedError; any other Put may be tried again. If ctx ends
 // while the records are being written, Put returns at once and they take effect, or not, afterwards.
 func (s *Store) Put(ctx context.Context, recs ...Record) error {
+	if len(recs) == 0 {
+		return nil
+	}
 	p := &put{done: make(chan struct{})}
 	for _, r := range recs {
 		if err := r.Key.check(); err != nil {
@@ -272,6 +275,9 @@ func (s *Store) take() (puts []*put, err error) {
 		n++
 	}
 	puts, s.queue = s.queue[:n:n], s.queue[n:]
+	if len(s.queue) == 0 {
+		s.queue = nil // what was taken is not kept alive by the array
+	}
 	return puts, s.err
 }
 

@@ -48,8 +48,8 @@ func TestRecordsAreThereAfterReopening(t *testing.T) {
 	s := open(t, log)
 	state := Record{Key{Type: TypePartitionState, Mirror: "dr", Topic: [16]byte{1}, Partition: 3}, PartitionState{State: 3}.Append(nil)}
 	require.NoError(t, s.Put(t.Context(), state, rec(1, "a"), rec(2, "b"), rec(3, "")))
-	require.NoError(t, s.Put(t.Context(), rec(1, "c"), del(2)))
 	require.NoError(t, s.Put(t.Context()))
+	require.NoError(t, s.Put(t.Context(), rec(1, "c"), del(2)))
 	require.NoError(t, s.Close())
 
 	s = open(t, log)
