@@ -77,6 +77,25 @@ func TestAnErrorTextTooLongIsCutBetweenCharacters(t *testing.T) {
 	require.True(t, utf8.ValidString(back.Error))
 }
 
+func TestValuesOfAnotherLengthAreRefused(t *testing.T) {
+	state := func(b []byte) error { _, err := ParsePartitionState(b); return err }
+	position := func(b []byte) error { _, err := ParsePosition(b); return err }
+	for _, c := range []struct {
+		whole []byte
+		parse func([]byte) error
+	}{
+		{Position{Epoch: 1}.Append(nil), position},
+		{PartitionState{Error: "why"}.Append(nil), state},
+		{PartitionState{}.Append(nil), state},
+	} {
+		require.NoError(t, c.parse(c.whole))
+		require.Error(t, c.parse(append(slices.Clip(c.whole), 0)))
+		for n := range c.whole {
+			require.Error(t, c.parse(c.whole[:n]))
+		}
+	}
+}
+
 func TestValuesOfNewerReleasesAreNamed(t *testing.T) {
 	b := Position{}.Append(nil)
 	b[1] = 1

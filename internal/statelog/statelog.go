@@ -143,14 +143,16 @@ func (s *Store) Put(ctx context.Context, recs ...Record) error {
 		if r.Key.Type == typeFence || r.Key.Type == typeSnapshot {
 			return fmt.Errorf("state key %v is the state log's own", r.Key)
 		}
+		p.size += r.size()
+	}
+	if p.size > maxPut {
+		return fmt.Errorf("put of %d state records with %d bytes, more than the %d of one batch", len(recs), p.size, maxPut)
+	}
+	for _, r := range recs {
 		if r.Value != nil {
 			r.Value = append([]byte{}, r.Value...)
 		}
 		p.recs = append(p.recs, r)
-		p.size += r.size()
-	}
-	if p.size > maxPut {
-		return fmt.Errorf("put of %d records with %d bytes, more than %d", len(recs), p.size, int64(maxPut))
 	}
 	if err := s.enqueue(ctx, p); err != nil {
 		return err
@@ -164,8 +166,8 @@ func (s *Store) Put(ctx context.Context, recs ...Record) error {
 	}
 }
 
-// maxPut bounds one batch, whose length is an int32 on the wire.
-const maxPut = 1 << 30
+// maxPut bounds one batch: more than any log takes, and what its length on the wire can say.
+const maxPut int64 = 256 << 20
 
 func (s *Store) enqueue(ctx context.Context, p *put) error {
 	if err := ctx.Err(); err != nil {

@@ -223,6 +223,15 @@ func TestAPutLargerThanAnyBufferComesBack(t *testing.T) {
 	require.True(t, bytes.Equal(big, got))
 }
 
+func TestAPutThatNoBatchCanHoldIsRefused(t *testing.T) {
+	log := newTestLog()
+	s := open(t, log)
+	recs := slices.Repeat([]Record{{own(1), make([]byte, 1<<20)}}, int(maxPut>>20))
+	require.ErrorContains(t, s.Put(t.Context(), recs...), "256 state records")
+	require.NoError(t, s.Put(t.Context(), rec(2, "b")))
+	require.Equal(t, map[Key]string{own(2): "b"}, contents(s))
+}
+
 func TestAFailedPutLeavesMemoryAsItWasAndTheNextOneWorks(t *testing.T) {
 	for _, op := range []string{"append", "sync"} {
 		for _, f := range []fault{failClean, failStay, failDrop} {
@@ -626,6 +635,17 @@ func TestCompressedStateIsRefused(t *testing.T) {
 	require.NoError(t, log.Append(t.Context(), raw))
 	_, err := Open(t.Context(), log, errOrder)
 	require.ErrorIs(t, err, batch.ErrCompressed)
+}
+
+func TestARecordWithoutAKnownKeyIsDamage(t *testing.T) {
+	for _, key := range [][]byte{nil, {}, {1}, own(1).append(nil)[:20], append(own(1).append(nil), 0)} {
+		log := newTestLog()
+		raw := batch.Append(nil, batch.Header{ProducerID: -1}, []batch.Record{{Key: key, Value: []byte("x")}})
+		require.NoError(t, log.Append(t.Context(), raw))
+		_, err := Open(t.Context(), log, errOrder)
+		var de *DamagedError
+		require.ErrorAs(t, err, &de)
+	}
 }
 
 func TestDamagedErrorUnwraps(t *testing.T) {
