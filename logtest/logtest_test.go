@@ -1,4 +1,4 @@
-package logtest_test
+package logtest
 
 import (
 	"context"
@@ -8,13 +8,12 @@ import (
 	"testing"
 
 	"github.com/clustermirror/mirror"
-	"github.com/clustermirror/mirror/logtest"
 	"github.com/clustermirror/mirror/memlog"
 )
 
 // inMemory is memlog with everything that the suite can use.
-func inMemory() logtest.Harness {
-	return logtest.Harness{
+func inMemory() Harness {
+	return Harness{
 		Fresh:  func(context.Context) (mirror.Host, error) { return memlog.New(), nil },
 		Reopen: func(_ context.Context, h mirror.Host) (mirror.Host, error) { return h, nil }, // its life is the process's
 		Crash: func(_ context.Context, h mirror.Host, rng *rand.Rand) (mirror.Host, error) {
@@ -37,6 +36,6 @@ func inMemory() logtest.Harness {
 	}
 }
 
-func TestMemlogKeepsTheContract(t *testing.T) { logtest.Run(t, inMemory()) }
+func TestMemlogKeepsTheContract(t *testing.T) { Run(t, inMemory()) }
 
-func BenchmarkMemlog(b *testing.B) { logtest.Bench(b, inMemory()) }
+func BenchmarkMemlog(b *testing.B) { Bench(b, inMemory()) }
