@@ -3,6 +3,7 @@ package wire
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"slices"
 
 	"github.com/twmb/franz-go/pkg/kmsg"
@@ -83,7 +84,7 @@ func (c *Client) metadata(ctx context.Context, req *kmsg.MetadataRequest) (*Meta
 
 func readMetadata(resp *kmsg.MetadataResponse) (*Metadata, error) {
 	if err := codeError(resp.ErrorCode); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("metadata: %w", err)
 	}
 	m := &Metadata{Brokers: make(map[int32]string, len(resp.Brokers))}
 	if resp.ClusterID != nil {
@@ -149,15 +150,10 @@ func (c *Client) Offsets(ctx context.Context, broker int32, qs []OffsetQuery) ([
 		at := make(map[string]int)
 		for _, i := range wave {
 			q := &qs[i]
-			t, ok := at[q.Topic]
-			if !ok {
-				t = len(req.Topics)
-				at[q.Topic] = t
-				req.Topics = append(req.Topics, kmsg.ListOffsetsRequestTopic{Topic: q.Topic})
-			}
+			t := place(&req.Topics, at, q.Topic, kmsg.ListOffsetsRequestTopic{Topic: q.Topic})
 			p := kmsg.NewListOffsetsRequestTopicPartition()
 			p.Partition, p.CurrentLeaderEpoch, p.Timestamp = q.Partition, q.CurrentLeaderEpoch, q.Timestamp
-			req.Topics[t].Partitions = append(req.Topics[t].Partitions, p)
+			t.Partitions = append(t.Partitions, p)
 		}
 		resp, err := c.askBroker(ctx, broker, req, listOffsetsFloor, req.MaxVersion())
 		if err != nil {
@@ -214,15 +210,10 @@ func (c *Client) EpochEnds(ctx context.Context, broker int32, qs []EpochQuery) (
 		at := make(map[string]int)
 		for _, i := range wave {
 			q := &qs[i]
-			t, ok := at[q.Topic]
-			if !ok {
-				t = len(req.Topics)
-				at[q.Topic] = t
-				req.Topics = append(req.Topics, kmsg.OffsetForLeaderEpochRequestTopic{Topic: q.Topic})
-			}
+			t := place(&req.Topics, at, q.Topic, kmsg.OffsetForLeaderEpochRequestTopic{Topic: q.Topic})
 			p := kmsg.NewOffsetForLeaderEpochRequestTopicPartition()
 			p.Partition, p.CurrentLeaderEpoch, p.LeaderEpoch = q.Partition, q.CurrentLeaderEpoch, q.Epoch
-			req.Topics[t].Partitions = append(req.Topics[t].Partitions, p)
+			t.Partitions = append(t.Partitions, p)
 		}
 		resp, err := c.askBroker(ctx, broker, req, epochEndFloor, req.MaxVersion())
 		if err != nil {

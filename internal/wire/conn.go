@@ -31,10 +31,11 @@ const (
 type conn struct {
 	client *Client
 	addr   address
-	raw    net.Conn // what is closed: a tls.Conn would first wait to say goodbye
-	rw     net.Conn // what is read and written
+	raw    net.Conn        // what is closed: a tls.Conn would first wait to say goodbye
+	rw     net.Conn        // what is read and written
+	life   context.Context // ends the connection
+	stop   func() bool     // takes it off life
 	once   sync.Once
-	stop   func() bool
 
 	phase       phase
 	versions    map[int16][2]int16 // by request key: what the broker speaks, from and to
@@ -45,10 +46,10 @@ type conn struct {
 }
 
 // adopt makes raw the connection, until life ends.
-func (k *conn) adopt(raw net.Conn, life context.Context) {
+func (k *conn) adopt(raw net.Conn) {
 	k.raw, k.rw = raw, raw
 	k.client.busy.Add(1) // by a call that is counted itself, so never after the last one
-	k.stop = context.AfterFunc(life, k.cut)
+	k.stop = context.AfterFunc(k.life, k.cut)
 }
 
 func (k *conn) close() {
@@ -63,12 +64,13 @@ func (k *conn) cut() {
 	})
 }
 
-// fail makes an error of what happened on the connection; the end of the context comes before its consequences.
+// fail makes an error of what happened on the connection. The end of the context comes before its consequences.
 func (k *conn) fail(ctx context.Context, op string, err error) error {
-	if cause := context.Cause(ctx); cause == errDialTimeout {
+	if k.life.Err() != nil {
+		return ErrClosed
+	}
+	if cause := context.Cause(ctx); cause != nil {
 		err = cause
-	} else if cause != nil {
-		return cause
 	}
 	e := &Error{Addr: k.addr.host, Op: op, Err: err}
 	e.Hint = hint(k.phase, err, k.client.dialer.tls != nil, k.client.dialer.sasl != nil)
@@ -158,7 +160,7 @@ func (k *conn) send(ctx context.Context, req kmsg.Request) error {
 		defer t.Stop()
 		select {
 		case <-ctx.Done():
-			return context.Cause(ctx)
+			return k.fail(ctx, "throttled by", nil)
 		case <-t.C:
 		}
 	}

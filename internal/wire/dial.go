@@ -45,12 +45,12 @@ func newDialer(t *kafka.Transport) dialer {
 func (c *Client) connect(ctx, life context.Context, to address) (*conn, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, c.dialer.timeout, errDialTimeout)
 	defer cancel()
-	k := &conn{client: c, addr: to}
+	k := &conn{client: c, addr: to, life: life}
 	raw, err := c.dialer.open(ctx, to)
 	if err != nil {
 		return nil, k.fail(ctx, "connect to", err)
 	}
-	k.adopt(raw, life)
+	k.adopt(raw)
 	if err := k.prepare(ctx); err != nil {
 		k.close()
 		return nil, err

@@ -56,7 +56,9 @@ func (s *Session) prepare(lim Limits) error {
 				forget(&s.req, forgotten, &q.asked)
 			}
 			delete(s.parts, key{q.want.Topic, q.want.Partition})
-			delete(s.byID, idKey{q.asked.ID, q.asked.Partition})
+			if at := (idKey{q.asked.ID, q.asked.Partition}); s.byID[at] == q {
+				delete(s.byID, at)
+			}
 		case !q.known || moved(&q.want, &q.asked):
 			ask(&s.req, topics, &q.want)
 			s.byID[idKey{q.want.ID, q.want.Partition}] = q
@@ -103,29 +105,29 @@ func newFetch(req *kmsg.FetchRequest, version int16, lim Limits) {
 	req.MinBytes, req.MaxBytes = lim.MinBytes, lim.MaxBytes
 }
 
-// ask adds a partition; at holds where in the request its topic stands.
 func ask(req *kmsg.FetchRequest, at map[string]int, p *FetchPartition) {
-	i, ok := at[p.Topic]
-	if !ok {
-		i = len(req.Topics)
-		at[p.Topic] = i
-		req.Topics = append(req.Topics, kmsg.FetchRequestTopic{Topic: p.Topic, TopicID: p.ID})
-	}
+	t := place(&req.Topics, at, p.Topic, kmsg.FetchRequestTopic{Topic: p.Topic, TopicID: p.ID})
 	q := kmsg.NewFetchRequestTopicPartition()
 	q.Partition, q.CurrentLeaderEpoch = p.Partition, p.CurrentLeaderEpoch
 	q.FetchOffset, q.LastFetchedEpoch = p.Offset, p.LastFetchedEpoch
 	q.PartitionMaxBytes = p.MaxBytes
-	req.Topics[i].Partitions = append(req.Topics[i].Partitions, q)
+	t.Partitions = append(t.Partitions, q)
 }
 
 func forget(req *kmsg.FetchRequest, at map[string]int, p *FetchPartition) {
-	i, ok := at[p.Topic]
+	t := place(&req.ForgottenTopics, at, p.Topic, kmsg.FetchRequestForgottenTopic{Topic: p.Topic, TopicID: p.ID})
+	t.Partitions = append(t.Partitions, p.Partition)
+}
+
+// place finds a topic in the list of a request, whose positions at holds; a new one is added as blank.
+func place[T any](list *[]T, at map[string]int, topic string, blank T) *T {
+	i, ok := at[topic]
 	if !ok {
-		i = len(req.ForgottenTopics)
-		at[p.Topic] = i
-		req.ForgottenTopics = append(req.ForgottenTopics, kmsg.FetchRequestForgottenTopic{Topic: p.Topic, TopicID: p.ID})
+		i = len(*list)
+		at[topic] = i
+		*list = append(*list, blank)
 	}
-	req.ForgottenTopics[i].Partitions = append(req.ForgottenTopics[i].Partitions, p.Partition)
+	return &(*list)[i]
 }
 
 // parseFetch reads an answer without copying: strings and records are parts of frame.
@@ -208,9 +210,11 @@ func fetched(p *kmsg.FetchResponseTopicPartition, asked *FetchPartition) Fetched
 		f.Err = protocolError("high watermark %d", p.HighWatermark)
 	case p.LogStartOffset < -1:
 		f.Err = protocolError("log start %d", p.LogStartOffset)
-	case d.Epoch >= 0 || d.EndOffset >= 0:
-		if d.Epoch < -1 || d.EndOffset < 0 || d.Epoch > asked.LastFetchedEpoch {
-			f.Err = protocolError("diverging epoch %d with end %d, asked about epoch %d", d.Epoch, d.EndOffset, asked.LastFetchedEpoch)
+	case d.Epoch != -1 || d.EndOffset != -1:
+		if d.Epoch < 0 || d.EndOffset < 0 || d.Epoch > asked.LastFetchedEpoch ||
+			d.Epoch == asked.LastFetchedEpoch && d.EndOffset >= asked.Offset {
+			f.Err = protocolError("diverging epoch %d with end %d, asked at offset %d about epoch %d",
+				d.Epoch, d.EndOffset, asked.Offset, asked.LastFetchedEpoch)
 			break
 		}
 		f.Diverging = &EpochEnd{d.Epoch, d.EndOffset}

@@ -110,6 +110,9 @@ type part struct {
 // changed since the last request (KIP-227), so that idle partitions cost nothing; without the broker's help (it keeps a
 // limited number of sessions) each request names all partitions, those that waited longest first.
 //
+// A broker repeats what it said of a partition, data or error, at once in each answer until the partition is set anew or
+// forgotten.
+//
 // All methods but Close belong to one goroutine. After an error of Send or Receive the session is good for the next Send,
 // which connects again if need be; the position of every partition is then as Set left it.
 type Session struct {
