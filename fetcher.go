@@ -116,7 +116,7 @@ func (f *fetcher) place(c *cursor) {
 	}
 	f.session.Set(wire.FetchPartition{
 		Topic: c.r.t.name, ID: c.r.t.id, Partition: c.r.num, CurrentLeaderEpoch: epoch,
-		Offset: c.next, LastFetchedEpoch: last, LogStart: start, MaxBytes: c.bytes, Tag: c,
+		Offset: c.next, LastFetchedEpoch: last, MaxBytes: c.bytes, Tag: c,
 	})
 }
 
