@@ -54,9 +54,15 @@ func (r *replica) prepare(ctx context.Context) error {
 			}
 			continue
 		}
-		done, err := r.compare(ctx, p, l, leader, epoch, sourceStart, sourceEnd)
-		if done || err != nil {
+		agreed, err := r.compare(ctx, p, l, leader, epoch, sourceStart, sourceEnd)
+		if err != nil {
 			return err
+		}
+		if agreed {
+			r.mu.Lock()
+			r.compared = epoch
+			r.mu.Unlock()
+			return nil
 		}
 	}
 }
@@ -104,8 +110,8 @@ func (r *replica) startPoint(ctx context.Context, leader, epoch int32, low, high
 	return low, nil
 }
 
-// compare asks the source where our epochs end, until the answer says what to do, and does it. done: the logs agree.
-func (r *replica) compare(ctx context.Context, p *Partition, l lineage, leader, epoch int32, sourceStart, sourceEnd int64) (done bool, err error) {
+// compare asks the source where our epochs end, until the answer says what to do, and does it.
+func (r *replica) compare(ctx context.Context, p *Partition, l lineage, leader, epoch int32, sourceStart, sourceEnd int64) (agreed bool, err error) {
 	ask := l.last()
 	if ask.epoch < 0 { // batches without leader epochs: their number is all there is to go by
 		if sourceEnd >= l.end {

@@ -16,6 +16,8 @@ var (
 	ErrTopicOwned = errors.New("topic belongs to another mirror")
 	// ErrSourceUnreachable is returned by AddTopics for new topics while no broker of the source answers; nothing is stored.
 	ErrSourceUnreachable = errors.New("source unreachable")
+	// ErrSourceTooOld is returned by AddTopics for a source older than Kafka 2.1: it can't tell by leader epochs what it has lost.
+	ErrSourceTooOld = errors.New("source is older than Kafka 2.1")
 	// ErrWrongCluster is returned, or keeps every partition FAILED, when another cluster answers at the source's address.
 	ErrWrongCluster = errors.New("another cluster answers at the source's address")
 	// ErrStopped is returned for a topic that this mirror has stopped.

@@ -30,6 +30,7 @@ type fetcher struct {
 
 	cursors map[*replica]*cursor // those it fetches
 	placed  int                  // how many of them are in the session
+	blind   bool                 // the broker can't compare epochs when it answers a fetch: we ask before we fetch
 	session *wire.Session        // nil while there is no connection
 }
 
@@ -107,12 +108,16 @@ func (f *fetcher) place(c *cursor) {
 		return // done for all when there is one
 	}
 	c.r.mu.Lock()
-	p, epoch := c.r.part, c.r.leaderEpoch
+	p, epoch, compared := c.r.part, c.r.leaderEpoch, c.r.compared
 	c.r.mu.Unlock()
 	start, end := p.Bounds()
 	last := c.epoch
 	if start == end && c.next == end {
 		last = -1 // an empty log proves nothing, and has nothing to lose
+	}
+	if f.blind && last >= 0 && compared != epoch {
+		f.part(c, "a new leader that can't compare epochs by itself")
+		return
 	}
 	f.session.Set(wire.FetchPartition{
 		Topic: c.r.t.name, ID: c.r.t.id, Partition: c.r.num, CurrentLeaderEpoch: epoch,
@@ -207,6 +212,11 @@ func (f *fetcher) run(ctx context.Context) {
 // fetch runs one connection: the next request is on its way while the last answer is appended. It ends with an error of the
 // connection, or nil when nothing is left to fetch.
 func (f *fetcher) fetch(ctx context.Context, progress func()) error {
+	speaks, err := f.m.client.Versions(ctx, f.broker)
+	if err != nil {
+		return err
+	}
+	f.blind = speaks[fetchKey] < comparingFetch
 	f.open(f.m.client.Session(f.broker))
 	defer f.open(nil)
 	for _, c := range f.sorted() {
@@ -301,7 +311,7 @@ func (f *fetcher) check(resp *wire.Response, progress func()) (work []fetched) {
 		}
 		r := c.r
 		r.mu.Lock()
-		current, leaderEpoch := r.gen == c.gen, r.leaderEpoch
+		current, leaderEpoch, compared := r.gen == c.gen, r.leaderEpoch, r.compared
 		r.mu.Unlock()
 		switch {
 		case !current:
@@ -315,6 +325,10 @@ func (f *fetcher) check(resp *wire.Response, progress func()) (work []fetched) {
 			continue
 		}
 		v, err := validate(a.Records, c.next, c.epoch, leaderEpoch, f.empty(c))
+		if f.blind && c.epoch >= 0 && v.epoch > max(c.epoch, compared) {
+			f.part(c, fmt.Sprintf("epoch %d begins, and the source can't compare epochs by itself", v.epoch))
+			continue
+		}
 		w := fetched{c: c, bytes: v.bytes, base: v.base, epoch: v.epoch, sourceEnd: max(a.HighWatermark, v.next), logStart: a.LogStart}
 		if start, end := r.part.Bounds(); len(v.bytes) > 0 || w.logStart > start {
 			work = append(work, w)

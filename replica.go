@@ -39,6 +39,7 @@ type replica struct {
 
 	leader      int32 // at the source, -1 if unknown
 	leaderEpoch int32
+	compared    int32 // the leader epoch under which the epochs were last compared
 	sourceStart int64 // -1 if unknown
 	sourceEnd   int64
 	bytes       int64     // appended since Start
@@ -77,7 +78,7 @@ func newReplica(t *mirrorTopic, num int32) *replica {
 		m: t.m, t: t, num: num, appending: newLock(),
 		stored: stored{state: Unknown, before: Unknown},
 		round:  round{Epoch: -1, Offset: -1},
-		leader: -1, leaderEpoch: -1, sourceStart: -1, sourceEnd: -1, health: CatchingUp,
+		leader: -1, leaderEpoch: -1, compared: -1, sourceStart: -1, sourceEnd: -1, health: CatchingUp,
 	}
 }
 

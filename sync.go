@@ -262,6 +262,12 @@ func (m *Mirror) look(ctx context.Context, names []string) (map[string]wire.Topi
 	if err := m.sameCluster(ctx, md.ClusterID); err != nil {
 		return nil, err
 	}
+	for id := range md.Brokers { // any: what can't be reached now will be told when it is needed
+		if _, err := m.client.Versions(ctx, id); errors.Is(err, wire.ErrVersion) {
+			return nil, fmt.Errorf("%w: %w", ErrSourceTooOld, err)
+		}
+		break
+	}
 	found := make(map[string]wire.TopicMeta, len(md.Topics))
 	for _, t := range md.Topics {
 		found[t.Name] = t
