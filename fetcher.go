@@ -51,6 +51,9 @@ const (
 	slowAppend = 50 * time.Millisecond
 	badAnswers = 5       // after so many a partition is FAILED, and retried from there
 	maxBatch   = 1 << 30 // a claimed length beyond it is nonsense
+
+	fetchKey       = 1
+	comparingFetch = 12 // the first Fetch that carries the last fetched epoch (KIP-595)
 )
 
 var errNoLeader = errors.New("partition has no leader at the source")
