@@ -31,11 +31,9 @@ type owed struct {
 	bounds bool       // the bounds file is to be written
 }
 
-func (o *owed) nothing() bool { return len(o.drop) == 0 && !o.trim && !o.bounds }
-
 // settle does what is owed. Writer is held.
 func (l *log) settle(ctx context.Context) error {
-	if l.owed.nothing() {
+	if !l.behind.Load() {
 		return nil
 	}
 	if err := l.flushing.lock(ctx); err != nil {
@@ -47,6 +45,7 @@ func (l *log) settle(ctx context.Context) error {
 
 // settleNow does what is owed. Each step may be done again, so an error leaves the rest owed. Writer and flushing are held.
 func (l *log) settleNow() error {
+	l.behind.Store(true)
 	if l.owed.trim {
 		if err := l.trimActive(); err != nil {
 			return err
@@ -77,6 +76,7 @@ func (l *log) settleNow() error {
 		}
 		l.owed.bounds = false
 	}
+	l.behind.Store(false)
 	return nil
 }
 
@@ -119,6 +119,7 @@ func (l *log) storeBounds(b bounds) error {
 func (l *log) decide(b bounds) error {
 	if err := l.storeBounds(b); err != nil {
 		l.owed.bounds = true
+		l.behind.Store(true)
 		return err
 	}
 	l.bounds = b

@@ -42,6 +42,7 @@ func (l *log) load(ctx context.Context) error {
 	}
 	l.view.Store(v)
 	l.clean, l.bounds, l.owed, l.made = nil, d.bounds, o, d.exists
+	l.suspect = v.dirty // the process before may have ended because a sync failed
 	return l.settleNow()
 }
 

@@ -48,6 +48,7 @@ type log struct {
 	flushing sem
 	view     atomic.Pointer[view]
 	gone     atomic.Bool // the topic was deleted
+	behind   atomic.Bool // something is owed
 
 	// Guarded by writer.
 	clean  *cleanLog // how a clean shutdown left the log, until it is loaded
@@ -281,6 +282,7 @@ func (l *log) write(ctx context.Context, p *piece) error {
 		} else {
 			l.owed.trim = true
 		}
+		l.behind.Store(true)
 		return errors.Join(err, l.settle(context.WithoutCancel(ctx)))
 	}
 	l.update(func(v *view) {
@@ -339,6 +341,11 @@ func (l *log) seal(ctx context.Context) error {
 
 // sync makes durable what was appended before the call.
 func (l *log) sync(ctx context.Context) error {
+	if l.behind.Load() { // else a cut that failed might come to pass after a crash, and take what is synced now
+		if err := l.change(ctx, func() error { return nil }); err != nil {
+			return err
+		}
+	}
 	if err := l.usable(); err != nil || l.host.readOnly || !l.view.Load().dirty {
 		return err
 	}

@@ -71,6 +71,7 @@ func (l *log) rebuildActive() error {
 	l.update(func(v *view) { v.grow, v.index, v.times, v.unsure = t.grow, t.index, t.times, false })
 	if err := l.trimActive(); err != nil { // the files go empty, and the segment durable
 		l.owed.trim = true
+		l.behind.Store(true)
 		return err
 	}
 	return l.flushIndexes(l.view.Load(), false)
