@@ -203,10 +203,10 @@ func From(batches iter.Seq2[Batch, error], start int64) iter.Seq2[Batch, error] 
 	}
 }
 
-// HasGaps answers a function that says whether a partition's files have offsets without a record.
-func HasGaps(dir string) func() (bool, error) {
+// HasGaps answers a function that says whether there are offsets without a record.
+func HasGaps(batches iter.Seq2[Batch, error]) func() (bool, error) {
 	return func() (bool, error) {
-		n, err := gaps(Files(dir))
+		n, err := gaps(batches)
 		if errors.Is(err, fs.ErrNotExist) { // just compacted: a file was replaced
 			return false, nil
 		}

@@ -53,7 +53,7 @@ func TestJudgesFindWhatDiffers(t *testing.T) {
 		require.NoError(t, l.Write(ctx, k, 0, 0))
 		dir = b.Dir(name, 0)
 		if k.Compacted {
-			require.NoError(t, l.Compact(ctx, k, 0, judge.HasGaps(dir)))
+			require.NoError(t, l.Compact(ctx, k, 0, judge.HasGaps(judge.Files(dir))))
 			require.NoError(t, l.Rest(ctx, k))
 		}
 		for b, err := range judge.Files(dir) {

@@ -287,7 +287,7 @@ func nulls(round int) []*kgo.Record {
 	return all
 }
 
-// large makes batches of 8 MB: six in the first round, one with the other rounds' small ones.
+// large makes six batches: of 8 MB each in the first round, of 1 MB and more in the later ones.
 func large(round int) []*kgo.Record {
 	n := 6 * 16
 	if round > 0 {

@@ -1,0 +1,131 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/clustermirror/mirror/internal/e2e/kafkatest"
+)
+
+// createOn creates a topic whose partition i has the replicas replicas[i], the preferred leader first.
+func createOn(t testing.TB, c *kafkatest.Cluster, topic string, replicas [][]int32, configs map[string]string) {
+	cl, err := kgo.NewClient(kgo.SeedBrokers(c.Addrs()...))
+	require.NoError(t, err)
+	defer cl.Close()
+	req := kmsg.NewPtrCreateTopicsRequest()
+	rt := kmsg.NewCreateTopicsRequestTopic()
+	rt.Topic, rt.NumPartitions, rt.ReplicationFactor = topic, -1, -1
+	for p, on := range replicas {
+		rt.ReplicaAssignment = append(rt.ReplicaAssignment, kmsg.CreateTopicsRequestTopicReplicaAssignment{Partition: int32(p), Replicas: on})
+	}
+	for name, value := range configs {
+		rt.Configs = append(rt.Configs, kmsg.CreateTopicsRequestTopicConfig{Name: name, Value: &value})
+	}
+	req.Topics = append(req.Topics, rt)
+	resp, err := req.RequestWith(t.Context(), cl)
+	require.NoError(t, err)
+	require.NoError(t, kerr.ErrorForCode(resp.Topics[0].ErrorCode))
+}
+
+// writer writes to partitions in turn until it is stopped.
+type writer struct {
+	acknowledged atomic.Int64
+	stop         func() // waits for what was sent, and fails the test if a record was not acknowledged
+}
+
+func startWriter(t testing.TB, c *kafkatest.Cluster, topic string, partitions int32, options ...kgo.Opt) *writer {
+	cl, err := kgo.NewClient(append([]kgo.Opt{
+		kgo.SeedBrokers(c.Addrs()...),
+		kgo.RecordPartitioner(kgo.ManualPartitioner()),
+		kgo.ProducerLinger(5 * time.Millisecond),
+		kgo.MaxBufferedRecords(500), // holds the loop back while nobody leads
+	}, options...)...)
+	require.NoError(t, err)
+	w := &writer{}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		var failed atomic.Pointer[error]
+		for i := 0; ctx.Err() == nil; i++ {
+			r := &kgo.Record{Topic: topic, Partition: int32(i) % partitions, Key: fmt.Appendf(nil, "%d", i), Value: make([]byte, 200)}
+			cl.Produce(context.WithoutCancel(ctx), r, func(_ *kgo.Record, err error) {
+				if err != nil {
+					failed.CompareAndSwap(nil, &err)
+					return
+				}
+				w.acknowledged.Add(1)
+			})
+			if i%100 == 99 { // some thousand records a second leave the cores to the brokers
+				select {
+				case <-ctx.Done():
+				case <-time.After(20 * time.Millisecond):
+				}
+			}
+		}
+		err := cl.Flush(t.Context())
+		if f := failed.Load(); err == nil && f != nil {
+			err = *f
+		}
+		done <- err
+	}()
+	stopped := false
+	w.stop = func() {
+		if !stopped {
+			stopped = true
+			cancel()
+			require.NoError(t, <-done)
+			cl.Close()
+		}
+	}
+	t.Cleanup(w.stop)
+	return w
+}
+
+// more waits until n more records are acknowledged.
+func (w *writer) more(t testing.TB, n int64) {
+	goal := w.acknowledged.Load() + n
+	require.Eventually(t, func() bool { return w.acknowledged.Load() >= goal }, time.Minute, 20*time.Millisecond, "the writer stands still")
+}
+
+// Leaders are killed one after the other while records are written with acks=all; nothing is missing and nothing is twice.
+func TestLeaderKilledUnderLoad(t *testing.T) {
+	ctx := t.Context()
+	c := startKafka(t, 3)
+	const topic = "load"
+	createOn(t, c, topic, [][]int32{{2, 3, 1}, {3, 1, 2}, {1, 2, 3}}, map[string]string{"min.insync.replicas": "2"})
+	w := startWriter(t, c, topic, 3)
+	s := openSite(t, t.TempDir(), c.Addrs())
+	require.NoError(t, s.AddTopics(ctx, topic))
+	for _, id := range []int32{2, 3} {
+		b := c.Brokers[id-1]
+		w.more(t, 2000)
+		b.Kill()
+		w.more(t, 2000)
+		require.NoError(t, b.Start(ctx))
+	}
+	w.more(t, 2000)
+	w.stop()
+	s.caughtUp(t)
+	var records int64
+	for p := range int32(3) {
+		leader, err := c.Leader(ctx, topic, p)
+		require.NoError(t, err)
+		s.requireIdentical(t, leader, topic, p)
+		_, end := s.partition(t, topic, p).Bounds()
+		records += end
+	}
+	require.Equal(t, w.acknowledged.Load(), records) // the producer is idempotent
+	for _, topic := range s.Describe().Topics {
+		for _, p := range topic.Partitions {
+			require.Zero(t, p.Totals, "a clean election costs nothing")
+		}
+	}
+}
