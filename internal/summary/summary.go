@@ -42,8 +42,8 @@ var ErrOrder = errors.New("batch begins below the end of the log")
 //     of it is left.
 //
 // Not safe for concurrent use: one goroutine owns it at a time. CatchUp, Cut and Restore read the log, so the owner holds no mutex
-// across them; everything else is pure memory. When one of the two fails the Summary is right for the log up to End, and the next
-// CatchUp goes on from there.
+// across them; everything else is pure memory. After an error of CatchUp or Cut the Summary is right for the log up to End, and the
+// next CatchUp goes on from there.
 type Summary struct {
 	// Interval is the number of bytes between two checkpoints, and between two marks: DefaultInterval unless changed.
 	Interval int64

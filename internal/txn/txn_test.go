@@ -279,6 +279,21 @@ func TestRetentionFreesTheAbortedList(t *testing.T) {
 	require.Len(t, l.tail, 2)
 }
 
+// The first entry of a chunk is the first by its marker, not by its beginning.
+func TestALongTransactionIsFoundInALaterChunk(t *testing.T) {
+	l := new(log).data(1)
+	for range chunkEntries + 10 {
+		l.data(2).abort(2)
+	}
+	l.abort(1)
+	last := l.end - 1
+	for range chunkEntries {
+		l.data(2).abort(2)
+	}
+	require.Len(t, l.Chunks(), 2)
+	require.Equal(t, []Aborted{{1, 0, last}, {2, 9, 10}}, l.Aborted(9, 10))
+}
+
 func TestADamagedChunkIsRefused(t *testing.T) {
 	var l log
 	for range chunkEntries {
