@@ -64,7 +64,7 @@ var errDialTimeout error = dialTimeout{}
 
 type dialTimeout struct{}
 
-func (dialTimeout) Error() string   { return "no connection in time" }
+func (dialTimeout) Error() string   { return "not ready in time" }
 func (dialTimeout) Timeout() bool   { return true }
 func (dialTimeout) Temporary() bool { return true }
 

@@ -133,7 +133,7 @@ func hint(at phase, err error, withTLS, withSASL bool) string {
 		authority x509.UnknownAuthorityError
 		host      x509.HostnameError
 		invalid   x509.CertificateInvalidError
-		alert     tls.AlertError
+		remote    *net.OpError
 	)
 	hungUp := errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
 		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) || errors.Is(err, io.ErrClosedPipe)
@@ -143,8 +143,11 @@ func hint(at phase, err error, withTLS, withSASL bool) string {
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return "nothing listens there: is the broker up, and are host and port right?"
 	case errors.Is(err, os.ErrDeadlineExceeded), isTimeout(err):
-		if at == dialling {
+		switch at {
+		case dialling:
 			return "no answer: the host may be down, or a firewall may drop the packets"
+		case negotiating:
+			return "something listens there but does not answer: is it a Kafka broker's port?"
 		}
 		return "the connection stands but no answer came in time"
 	case errors.As(err, &record):
@@ -155,7 +158,7 @@ func hint(at phase, err error, withTLS, withSASL bool) string {
 		return "the broker's certificate is for another name: use that name as the address, or set Transport.TLS.ServerName"
 	case errors.As(err, &invalid):
 		return "the broker's certificate is not valid: has it expired, is this machine's clock right?"
-	case errors.As(err, &alert):
+	case errors.As(err, &remote) && remote.Op == "remote error": // how crypto/tls passes an alert on
 		return "the broker refused the TLS handshake: it may want a client certificate, or other TLS versions"
 	case errors.Is(err, kafka.UnsupportedSASLMechanism):
 		return "the listener does not offer this SASL mechanism"
