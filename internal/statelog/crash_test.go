@@ -208,7 +208,7 @@ func TestRandomHistories(t *testing.T) {
 // Whatever fails, and whenever the machine crashes: memory is what the successful Puts add up to, and a log that is opened again
 // gives that, or that with one Put which was not answered with success.
 func FuzzHistory(f *testing.F) {
-	f.Add([]byte("put, put, put"))
+	f.Add([]byte("any bytes are a history"))
 	f.Add([]byte{0, 1, 4 + 8, 1, 0, 2, 0, 3, 6, 7, 0, 4})
 	f.Fuzz(runHistory)
 }
