@@ -29,6 +29,9 @@ func (r *replica) prepare(ctx context.Context) error {
 	if err := r.finishCut(ctx, p); err != nil {
 		return err
 	}
+	if err := r.byPosition(ctx, p); err != nil {
+		return err
+	}
 	for {
 		r.mu.Lock()
 		leader, epoch, aligned := r.leader, r.leaderEpoch, r.round.Aligned

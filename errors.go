@@ -28,6 +28,8 @@ var (
 	ErrFailed = errors.New("partition has failed")
 	// ErrNoProof is returned by AddTopics for a topic that has records here of which nothing proves that they are the source's.
 	ErrNoProof = errors.New("records here are not proven to be the source's")
+	// ErrWritten is returned by Resume for a stopped topic in which records were written since: they would be cut.
+	ErrWritten = errors.New("records were written here since the mirror was stopped")
 	// ErrDetached is returned by what needs the source of a mirror that was found in the state without one.
 	ErrDetached = errors.New("mirror has no source attached")
 	// ErrFenced is returned once another Coordinator was opened on the same host.

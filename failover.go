@@ -5,42 +5,202 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math/rand/v2"
+	"time"
 
+	"github.com/clustermirror/mirror/internal/batch"
 	"github.com/clustermirror/mirror/internal/statelog"
+	"github.com/clustermirror/mirror/internal/txn"
 )
 
-// stop is what STOPPING does, once nothing is fetched any more. Each step may be run again: a position is stored once per round,
-// whatever happens in between.
+// Taking over: what STOPPING does, once nothing is fetched any more. Each step is persisted before the next, and each may be run again
+// after a crash: a position is stored once per round, and nothing shows twice.
 //
-//	fetching ended -> log synced -> position stored, once per round -> STOPPED
-func (r *replica) stop(ctx context.Context) error {
+//	fetching ended -> cut that was announced carried out -> log synced
+//	   |
+//	   +- round not aligned, nothing cut: everything as it was before the round, the gate too
+//	   v
+//	position (epoch, offset) stored, once per round       <- round.Stored
+//	   v
+//	leader epoch raised far above everything seen         <- round.Raised; by one when the step is resumed
+//	   v
+//	ABORT for each open transaction -> reset of all producers -> log synced
+//	   v
+//	producer ids handed out here will be greater than any mirrored
+//	   v
+//	STOPPED and taken over, in one write -> gate open
+
+// epochStep keeps the epochs of two lineages apart: a takeover goes to the next multiple above everything seen, plus a random number
+// below half of it, so that two sides that take over from the same base don't use the same numbers.
+const epochStep = 1 << 18
+
+// takeoverEpoch is the leader epoch of a takeover: 8,191 of them fit, then it goes by one.
+func takeoverEpoch(seen, random int32) int32 {
+	if next := (int64(seen)/epochStep + 1) * epochStep; seen >= 0 && next+epochStep/2 < 1<<31 {
+		return int32(next) + random%(epochStep/2)
+	}
+	if seen < 0 {
+		return epochStep + random%(epochStep/2)
+	}
+	return seen + 1
+}
+
+// stop ends with what the round becomes when STOPPED is persisted.
+func (r *replica) stop(ctx context.Context) (done round, err error) {
 	r.detach(ctx)
+	r.mu.Lock()
+	rd, sourceEpoch := r.round, r.leaderEpoch
+	r.mu.Unlock()
 	p, err := r.partition(ctx)
-	if errors.Is(err, ErrUnknownPartition) {
-		return nil // never created here
+	if errors.Is(err, ErrUnknownPartition) { // never created here: nothing to take over
+		return rd, nil
+	}
+	if err == nil {
+		err = r.finishCut(ctx, p)
+	}
+	if err == nil {
+		err = p.Sync(ctx)
 	}
 	if err != nil {
-		return err
-	}
-	if err := p.Sync(ctx); err != nil {
-		return err
+		return rd, err
 	}
 	r.mu.Lock()
-	rd := r.round
+	rd = r.round // finishCut may have changed it
 	r.mu.Unlock()
-	if !rd.Aligned || rd.Stored {
-		return nil // not aligned: what is here is not known to be the source's, and the older position stays
+	if !rd.Aligned && !rd.Cut && rd.Existed {
+		rd.TakenOver = rd.Open
+		return rd, nil
+	}
+	if rd, err = r.storePosition(ctx, p, rd); err != nil {
+		return rd, err
+	}
+	if rd, err = r.raiseForTakeover(ctx, p, rd, sourceEpoch); err != nil {
+		return rd, err
+	}
+	if err := p.settle(ctx, rd); err != nil {
+		return rd, err
+	}
+	if err := r.m.c.raisePIDFloor(ctx, p); err != nil {
+		return rd, err
+	}
+	rd.TakenOver = rd.Aligned || rd.Open || !rd.Existed
+	return rd, nil
+}
+
+// storePosition stores the last mirrored position, unless this round has: what follows changes the log's end. A round that was not
+// aligned keeps the position of the one before; a partition that the mirror made has mirrored nothing.
+func (r *replica) storePosition(ctx context.Context, p *Partition, rd round) (round, error) {
+	if rd.Stored || !rd.Aligned && rd.Existed {
+		return rd, nil
 	}
 	end, epoch, err := p.tip(ctx)
 	if err != nil {
-		return err
+		return rd, err
+	}
+	if !rd.Aligned {
+		epoch = -1
 	}
 	rd.Stored, rd.Epoch, rd.Offset = true, epoch, end
-	err = r.m.c.put(ctx, r.roundRecord(rd), statelog.Record{
+	return rd, r.putRound(ctx, rd, statelog.Record{
 		Key: r.key(statelog.TypePosition), Value: statelog.Position{Epoch: epoch, Offset: end}.Append(nil),
 	})
+}
+
+func (r *replica) raiseForTakeover(ctx context.Context, p *Partition, rd round, sourceEpoch int32) (round, error) {
+	err := p.change(ctx, func(ctx context.Context) error {
+		p.mu.Lock()
+		seen := max(p.epoch, p.sum.Epochs().Latest(), sourceEpoch, -1)
+		p.mu.Unlock()
+		to := seen + 1 // resumed: what was written under the last one may be lost, and may have been seen
+		if !rd.Raised {
+			to = takeoverEpoch(seen, rand.Int32()) //nolint:gosec // apart, not secret
+		}
+		if err := p.setEpoch(ctx, to); err != nil {
+			return err
+		}
+		rd.Raised = true
+		return r.putRound(ctx, rd)
+	})
+	return rd, err
+}
+
+// settle ends the open transactions and the producers' states: on return the log is one that local writers can go on with.
+func (p *Partition) settle(ctx context.Context, rd round) error {
+	return p.change(ctx, func(ctx context.Context) error {
+		now := time.Now().UnixMilli()
+		p.mu.Lock()
+		open := p.sum.Txn().Open()
+		epoch := p.epoch
+		p.mu.Unlock()
+		for _, o := range open {
+			_, end := p.log.Bounds()
+			producerEpoch, err := p.producerEpoch(ctx, o)
+			if err == nil {
+				err = p.store(ctx, batch.AppendControl(nil, end, epoch, o.ProducerID, producerEpoch, batch.Control{Type: batch.ControlAbort}, now))
+			}
+			if err != nil {
+				return fmt.Errorf("abort the transaction of producer %d, open since offset %d: %w", o.ProducerID, o.FirstOffset, err)
+			}
+		}
+		done, err := p.endsWithReset(ctx, rd)
+		if err != nil {
+			return err
+		}
+		if !done {
+			_, end := p.log.Bounds()
+			if err := p.store(ctx, batch.AppendControl(nil, end, epoch, -1, -1, batch.Control{Type: batch.ControlMirrorPIDReset}, now)); err != nil {
+				return fmt.Errorf("reset producers: %w", err)
+			}
+		}
+		return p.Sync(ctx)
+	})
+}
+
+// endsWithReset says that an earlier run of this stop got as far as the reset batch.
+func (p *Partition) endsWithReset(ctx context.Context, rd round) (bool, error) {
+	p.mu.Lock()
+	base, _, ok := p.sum.LastBatch()
+	end := p.sum.End()
+	p.mu.Unlock()
+	if !ok || base < rd.Offset || end == rd.Offset {
+		return false, nil
+	}
+	raw, err := p.readBatch(ctx, base)
 	if err != nil {
-		return fmt.Errorf("store last mirrored position of %s: %w", r, err)
+		return false, err
+	}
+	h, err := batch.Parse(raw)
+	if err != nil || !h.Control() {
+		return false, err
+	}
+	c, err := batch.ParseControl(raw)
+	return err == nil && c.PIDReset() && h.LeaderEpoch > rd.Epoch, err
+}
+
+// raisePIDFloor makes sure that no producer id is handed out here that came with the topic: with the same id, the first batches of a
+// new producer would pass for duplicates.
+func (c *Coordinator) raisePIDFloor(ctx context.Context, p *Partition) error {
+	top, err := p.MaxProducerID(ctx)
+	if err != nil {
+		return err
+	}
+	if floor := c.ProducerIDFloor(); top > floor {
+		rec := statelog.Record{Key: statelog.Key{Type: typePIDFloor}, Value: binary.BigEndian.AppendUint64(nil, uint64(top))}
+		if err := c.put(ctx, rec); err != nil {
+			return fmt.Errorf("persist producer id floor %d: %w", top, err)
+		}
+	}
+	if c.raise != nil {
+		if err := c.raise.RaiseProducerID(ctx, max(top, c.ProducerIDFloor())); err != nil {
+			return fmt.Errorf("raise the host's producer ids above %d: %w", top, err)
+		}
+	}
+	return nil
+}
+
+func (r *replica) putRound(ctx context.Context, rd round, more ...statelog.Record) error {
+	if err := r.m.c.put(ctx, append(more, r.roundRecord(rd))...); err != nil {
+		return fmt.Errorf("persist round of %s: %w", r, err)
 	}
 	r.mu.Lock()
 	r.round = rd
@@ -62,4 +222,233 @@ func (c *Coordinator) clampOffsets(ctx context.Context, t *mirrorTopic, partitio
 		return nil
 	}
 	return c.put(ctx, statelog.Record{Key: key, Value: binary.BigEndian.AppendUint64(nil, uint64(end))})
+}
+
+// producerEpoch finds the epoch of an open transaction's producer: its marker must carry it.
+func (p *Partition) producerEpoch(ctx context.Context, o txn.Open) (int16, error) {
+	var head [batch.HeaderSize]byte
+	for at := o.FirstOffset; at < o.Next; {
+		if _, err := p.Read(ctx, at, head[:]); err != nil {
+			return 0, err
+		}
+		h, err := batch.Parse(head[:])
+		if err != nil {
+			return 0, fmt.Errorf("read %s at offset %d: %w", p, at, err)
+		}
+		if h.ProducerID == o.ProducerID {
+			return h.ProducerEpoch, nil
+		}
+		at = h.Next()
+	}
+	return 0, fmt.Errorf("no batch of producer %d in %s [%d, %d)", o.ProducerID, p, o.FirstOffset, o.Next)
+}
+
+// promote waits until nothing that the source has acknowledged is missing here, and then takes the topic over. What counts is the
+// real end of the leader's log, not its high watermark: acks=1 writes above it were acknowledged too, and a commit may wait for its
+// marker.
+func (m *Mirror) promote(ctx context.Context, t *mirrorTopic) error {
+	pause := m.newBackoff()
+	var moved error
+	for quiet := 0; quiet < 2; { // two looks, so that a write between two answers is seen
+		moved = nil
+		for _, r := range t.partitions() {
+			if err := r.hopeless(); err != nil {
+				return fmt.Errorf("partition %d: %w", r.num, err)
+			}
+			if err := r.missing(ctx); err != nil {
+				moved = errors.Join(moved, fmt.Errorf("partition %d: %w", r.num, err))
+			}
+		}
+		if quiet++; moved != nil {
+			quiet = 0
+		}
+		select {
+		case <-time.After(pause.NextBackOff()):
+		case <-ctx.Done():
+			if moved == nil {
+				moved = errors.New("the source was quiet for one look only")
+			}
+			return hint(fmt.Errorf("%w: %w", ctx.Err(), moved), "stop the producers at the source and call Promote again, or give up what is missing with Remove")
+		case <-m.ctx.Done():
+			return ErrClosed
+		}
+	}
+	if _, err := m.want(ctx, t.name, Stopped); err != nil {
+		return err
+	}
+	return t.await(ctx, Stopped)
+}
+
+// missing says what of the source is not here yet; nil if nothing is.
+func (r *replica) missing(ctx context.Context) error {
+	r.mu.Lock()
+	p, leader, epoch := r.part, r.leader, r.leaderEpoch
+	r.mu.Unlock()
+	if p == nil || leader < 0 || !r.settled() {
+		return errors.New("not mirroring yet")
+	}
+	a, err := r.epochEnd(ctx, leader, epoch, epoch)
+	if err != nil {
+		return err
+	}
+	_, end := p.Bounds()
+	lso, err := p.LastStableOffset(ctx)
+	switch {
+	case err != nil:
+		return err
+	case a.end < 0:
+		return fmt.Errorf("the source does not say where its leader epoch %d ends, so nobody can know that all is here", epoch)
+	case a.end != end:
+		return fmt.Errorf("the source ends at offset %d, here it is %d", a.end, end)
+	case lso != end:
+		return fmt.Errorf("a transaction is open since offset %d", lso)
+	}
+	return nil
+}
+
+// resume begins a new round of a stopped topic. Records that were written here since the last mirrored position would be cut: that is
+// refused with the ranges, unless overwrite allows it.
+func (m *Mirror) resume(ctx context.Context, t *mirrorTopic, overwrite bool) error {
+	if err := t.command.acquire(ctx); err != nil {
+		return err
+	}
+	defer t.command.release()
+	if t.wishedNow() != Stopped {
+		return nil // another call was faster
+	}
+	for _, r := range t.partitions() {
+		r.mu.Lock()
+		s := r.stored.state
+		r.mu.Unlock()
+		if s != Stopped {
+			return hint(fmt.Errorf("partition %d is still %s", r.num, s), "wait until it is STOPPED")
+		}
+	}
+	reopen := func() {
+		for _, r := range t.partitions() {
+			m.c.gate.setOpen(t.name, r.num, r.isTakenOver())
+		}
+	}
+	var lost []Range
+	recs := []statelog.Record{t.record(Mirroring, int32(len(t.partitions())))}
+	rounds := make(map[*replica]round)
+	for _, r := range t.partitions() {
+		m.c.gate.setOpen(t.name, r.num, false)
+		rd, written, err := r.nextRound(ctx, overwrite)
+		if err != nil {
+			reopen()
+			return err
+		}
+		if written != nil {
+			lost = append(lost, *written)
+		}
+		rounds[r] = rd
+		recs = append(recs, r.roundRecord(rd), r.stateRecord(stored{state: Preparing, before: Unknown, epoch: r.stored.epoch + 1}))
+	}
+	if len(lost) > 0 && !overwrite {
+		reopen()
+		return hint(&RangeError{lost, ErrWritten}, "Overwrite drops them")
+	}
+	if err := m.c.put(ctx, recs...); err != nil {
+		reopen()
+		return err
+	}
+	for r, rd := range rounds {
+		r.mu.Lock()
+		r.round = rd
+		r.stored = stored{state: Preparing, before: Unknown, epoch: r.stored.epoch + 1}
+		r.mu.Unlock()
+	}
+	m.mu.Lock()
+	t.wished = Mirroring
+	m.mu.Unlock()
+	m.refreshSoon()
+	for r := range rounds {
+		r.kick()
+	}
+	return nil
+}
+
+func (r *replica) isTakenOver() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.round.TakenOver
+}
+
+// nextRound is the round that follows a stop, and what was written here since by others than the stop itself.
+func (r *replica) nextRound(ctx context.Context, overwrite bool) (round, *Range, error) {
+	r.mu.Lock()
+	rd := r.round
+	r.mu.Unlock()
+	rd = round{
+		Number: rd.Number + 1, Peer: r.m.peerID(), Existed: true, Open: rd.TakenOver,
+		Epoch: rd.Epoch, Offset: rd.Offset, Known: rd.Stored || rd.Known,
+	}
+	p, err := r.partition(ctx)
+	if errors.Is(err, ErrUnknownPartition) {
+		return rd, nil, nil
+	}
+	if err == nil {
+		err = p.drain(ctx)
+	}
+	if err != nil || !rd.Open {
+		return rd, nil, err // the gate was never open: nobody wrote
+	}
+	start, end := p.Bounds()
+	from := start
+	if rd.Known {
+		from = max(start, rd.Offset)
+	} else if overwrite {
+		rd.Empty = true
+	}
+	written, err := p.hasData(ctx, from)
+	if err != nil || !written {
+		return rd, nil, err
+	}
+	return rd, &Range{r.num, from, end}, nil
+}
+
+// hasData says whether there is a batch from an offset on that a consumer can see.
+func (p *Partition) hasData(ctx context.Context, from int64) (bool, error) {
+	var head [batch.HeaderSize]byte
+	for _, end := p.Bounds(); from < end; {
+		n, err := p.Read(ctx, from, head[:])
+		if err != nil || n == 0 {
+			return false, err
+		}
+		h, err := batch.Parse(head[:n])
+		if err != nil {
+			return false, fmt.Errorf("read %s at offset %d: %w", p, from, err)
+		}
+		if !h.Control() {
+			return true, nil
+		}
+		from = h.Next()
+	}
+	return false, nil
+}
+
+// byPosition cuts to the last mirrored position that the round begins with: what lies above was written here.
+func (r *replica) byPosition(ctx context.Context, p *Partition) error {
+	r.mu.Lock()
+	rd := r.round
+	r.mu.Unlock()
+	if rd.Aligned || !rd.Known && !rd.Empty {
+		return nil
+	}
+	l, err := p.lineage(ctx)
+	if err != nil || l.start == l.end {
+		return err
+	}
+	if rd.Empty {
+		return r.restart(ctx, p, l, l.end, "Overwrite of a log that was never mirrored")
+	}
+	to := l.start // no epoch at or below the position's: nothing here came from the source
+	if end, ok := l.endOf(rd.Epoch); ok {
+		to = min(rd.Offset, end)
+	}
+	if to >= l.end {
+		return nil
+	}
+	return r.cutBack(ctx, p, l, to, fmt.Sprintf("written here after the last mirrored position (epoch %d, offset %d)", rd.Epoch, rd.Offset))
 }

@@ -400,6 +400,9 @@ func validate(records []byte, next int64, epoch, leaderEpoch int32, empty bool) 
 		if err == nil {
 			err = batch.Check(raw)
 		}
+		if err == nil && h.Control() && h.Records > 0 { // it must be understood before it is in the log
+			_, err = batch.ParseControl(raw)
+		}
 		first := len(v.bytes) == 0
 		switch {
 		case err != nil:

@@ -363,9 +363,13 @@ func (t *mirrorTopic) again() error {
 	return nil
 }
 
-// Remove ends the mirroring of topics: fetching ends, what was fetched is synced, the last mirrored position is stored. It works
-// with the source down, and on partitions that are FAILED. It returns when every partition is STOPPED, or with an error for each
-// topic of which one is not. The topics stay read-only.
+// Remove takes topics over: WARNING, it is failover. Fetching ends, what was fetched is synced, the last mirrored position is stored,
+// transactions that are open are aborted, and the topics become writable here. What the source has beyond is not waited for: see
+// Promote. To stop fetching only, Pause.
+//
+// It works with the source down, and on partitions that are FAILED. Each partition opens by itself. It returns when every partition
+// is STOPPED, or with an error for each topic of which one is not; then it can be called again. Removing a topic that is stopped
+// changes nothing.
 func (m *Mirror) Remove(ctx context.Context, topics ...string) error {
 	return m.each(ctx, topics, func(ctx context.Context, name string) error {
 		t, err := m.want(ctx, name, Stopped)
@@ -373,6 +377,22 @@ func (m *Mirror) Remove(ctx context.Context, topics ...string) error {
 			return err
 		}
 		return t.await(ctx, Stopped)
+	})
+}
+
+// Promote is Remove for a planned move: it first waits until nothing that the source has acknowledged is missing here, in two looks at
+// the leaders' real ends, and no transaction is open. WARNING: the topics become writable here. The producers at the source must
+// have been stopped. When ctx ends first, its error says what still moved, and nothing has changed.
+func (m *Mirror) Promote(ctx context.Context, topics ...string) error {
+	return m.each(ctx, topics, func(ctx context.Context, name string) error {
+		t := m.topic(name)
+		switch {
+		case t == nil:
+			return hint(ErrUnknownTopic, "it is not in this mirror")
+		case m.client == nil:
+			return ErrDetached
+		}
+		return m.promote(ctx, t)
 	})
 }
 
@@ -388,12 +408,32 @@ func (m *Mirror) Pause(ctx context.Context, topics ...string) error {
 	})
 }
 
-// Resume mirrors paused and stopped topics again. It returns when that is durable. Resuming a topic that is mirrored changes
-// nothing.
+// Resume mirrors paused and stopped topics again. A stopped one goes on at its last mirrored position and is read-only again; if
+// records were written here since, it is refused with ErrWritten and the ranges. It returns when that is durable. Resuming a topic
+// that is mirrored changes nothing.
 func (m *Mirror) Resume(ctx context.Context, topics ...string) error {
+	return m.restartTopics(ctx, topics, false)
+}
+
+// Overwrite is Resume that drops what was written here since the topics were stopped. WARNING: those records are lost; each range is
+// reported as an event and counted.
+func (m *Mirror) Overwrite(ctx context.Context, topics ...string) error {
+	return m.restartTopics(ctx, topics, true)
+}
+
+func (m *Mirror) restartTopics(ctx context.Context, topics []string, overwrite bool) error {
 	return m.each(ctx, topics, func(ctx context.Context, name string) error {
-		_, err := m.want(ctx, name, Mirroring)
-		return err
+		t := m.topic(name)
+		switch {
+		case t == nil:
+			return hint(ErrUnknownTopic, "it is not in this mirror")
+		case t.wishedNow() != Stopped:
+			_, err := m.want(ctx, name, Mirroring)
+			return err
+		case m.client == nil:
+			return ErrDetached
+		}
+		return m.resume(ctx, t, overwrite)
 	})
 }
 

@@ -65,8 +65,12 @@ type round struct {
 	Peer      string `json:"peer"`                 // the source's cluster id
 	Aligned   bool   `json:"aligned,omitempty"`    // the log is a prefix of the source's
 	Cut       bool   `json:"cut,omitempty"`        // something was cut or reset in this round, or is about to be
-	Open      bool   `json:"open,omitempty"`       // the gate was open before
+	Existed   bool   `json:"existed,omitempty"`    // the partition was here before the round
+	Open      bool   `json:"open,omitempty"`       // the gate was open before the round
+	Raised    bool   `json:"raised,omitempty"`     // the leader epoch was raised for this round's takeover
 	TakenOver bool   `json:"taken_over,omitempty"` // the gate is open
+	Known     bool   `json:"known,omitempty"`      // it begins with the position of an earlier round
+	Empty     bool   `json:"empty,omitempty"`      // Overwrite allowed to drop all that was here
 	Stored    bool   `json:"stored,omitempty"`     // this round's position is stored
 	Late      bool   `json:"late,omitempty"`       // the source added the partition later: it begins at its start
 	Epoch     int32  `json:"epoch"`                // last mirrored position: greatest source epoch, -1 of an empty log
@@ -197,7 +201,7 @@ func (r *replica) drive(ctx context.Context) error {
 		switch s.state {
 		case Preparing:
 			if err = r.prepare(ctx); err == nil {
-				err = r.to(ctx, evAligned, nil)
+				err = r.to(ctx, evAligned, nil, nil)
 			}
 		case Mirroring:
 			if diverged == "" {
@@ -208,17 +212,20 @@ func (r *replica) drive(ctx context.Context) error {
 		case Pausing:
 			r.detach(ctx)
 			if err = r.syncLog(ctx); err == nil {
-				err = r.to(ctx, evSettle, nil)
+				err = r.to(ctx, evSettle, nil, nil)
 			}
 		case Stopping:
-			if err = r.stop(ctx); err == nil {
-				err = r.to(ctx, evSettle, nil)
+			var done round
+			if done, err = r.stop(ctx); err == nil {
+				if err = r.to(ctx, evSettle, nil, func(rd *round) { *rd = done }); err == nil {
+					r.m.c.gate.setOpen(r.t.name, r.num, done.TakenOver)
+				}
 			}
 		case Failed:
 			if !r.due() {
 				return nil
 			}
-			err = r.to(ctx, evRetry, nil)
+			err = r.to(ctx, evRetry, nil, nil)
 		default: // Paused, Stopped: as wished
 			return nil
 		}
@@ -232,12 +239,12 @@ func (r *replica) drive(ctx context.Context) error {
 // begin goes to a state that was asked for: nothing is fetched any more when it is persisted.
 func (r *replica) begin(ctx context.Context, e event) error {
 	r.detach(ctx)
-	return r.to(ctx, e, nil)
+	return r.to(ctx, e, nil, nil)
 }
 
 // to persists the state after an event, with what else changes at the same moment, and takes it on. An illegal event is logged
 // and does nothing.
-func (r *replica) to(ctx context.Context, e event, cause error) error {
+func (r *replica) to(ctx context.Context, e event, cause error, change func(*round)) error {
 	r.mu.Lock()
 	old := r.stored
 	rd := r.round
@@ -262,13 +269,21 @@ func (r *replica) to(ctx context.Context, e event, cause error) error {
 	case Preparing, Stopping, Pausing:
 		s.decide = false
 	}
-	recs := []statelog.Record{r.stateRecord(s)}
+	before := rd
+	if change != nil {
+		change(&rd)
+	}
 	switch {
-	case old.state == Stopped && state == Preparing: // the next round; what the last one stored holds until this one stores its own
-		rd = round{Number: rd.Number + 1, Peer: r.m.peerID(), Open: rd.TakenOver, Epoch: rd.Epoch, Offset: rd.Offset}
-		recs = append(recs, r.roundRecord(rd))
-	case state == Mirroring && !rd.Aligned:
+	case old.state == Stopped && state == Preparing:
+		// The next round; what the last one stored holds until this one stores its own.
+		rd = round{
+			Number: rd.Number + 1, Peer: r.m.peerID(), Existed: true, Open: rd.TakenOver, Epoch: rd.Epoch, Offset: rd.Offset,
+		}
+	case state == Mirroring:
 		rd.Aligned = true
+	}
+	recs := []statelog.Record{r.stateRecord(s)}
+	if rd != before {
 		recs = append(recs, r.roundRecord(rd))
 	}
 	if err := r.m.c.put(ctx, recs...); err != nil {
@@ -313,7 +328,7 @@ func (r *replica) fail(ctx context.Context, cause error) {
 	r.mu.Lock()
 	was := r.stored
 	r.mu.Unlock()
-	if err := r.to(ctx, evFail, cause); err != nil {
+	if err := r.to(ctx, evFail, cause, nil); err != nil {
 		// The state can't be written (a full disk, say): it holds in memory, and the write is tried again with the next failure.
 		r.m.c.log.Error("failure not persisted", "mirror", r.m.name, "partition", r.String(), "cause", cause, "err", err)
 		r.mu.Lock()

@@ -339,7 +339,7 @@ func (m *Mirror) adopt(ctx context.Context, name string, meta wire.TopicMeta, ex
 		if p, ok := leaders[r.num]; ok {
 			r.leader, r.leaderEpoch = p.Leader, p.LeaderEpoch
 		}
-		r.round = round{Number: 1, Peer: m.peerID(), Open: exists, Epoch: -1, Offset: -1}
+		r.round = round{Number: 1, Peer: m.peerID(), Existed: exists, Open: exists, Epoch: -1, Offset: -1}
 		r.stored = stored{state: Preparing, before: Unknown, epoch: 1}
 		if !exists {
 			continue
