@@ -1,9 +1,12 @@
 package batch
 
 import (
+	"bufio"
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"iter"
 )
 
@@ -91,33 +94,86 @@ func Records(b []byte) iter.Seq2[Record, error] {
 			yield(Record{}, err)
 			return
 		}
-		bad := func(what string, i int32) {
-			yield(Record{}, fmt.Errorf("%w: offset %d: record %d of %d: %s", ErrCorrupt, h.Base, i, h.Records, what))
+		p := parser{b: raw[HeaderSize:]}
+		h.records(yield, func() ([]byte, error) {
+			if len(p.b) == 0 {
+				return nil, io.EOF
+			}
+			one := p.take(p.varint())
+			if !p.ok() {
+				return nil, io.ErrUnexpectedEOF
+			}
+			return one, nil
+		})
+	}
+}
+
+// ReadRecords decodes the records of the batch with header h from body: what follows the header, decompressed. Memory is
+// taken for one record at a time, as its bytes arrive, and belongs to whoever gets the record; one that claims more than
+// limit bytes ends it. Errors are those of Records, and those of body as ErrCorrupt.
+func ReadRecords(h Header, body io.Reader, limit int) iter.Seq2[Record, error] {
+	return func(yield func(Record, error) bool) {
+		r := bufio.NewReader(body)
+		h.records(yield, func() ([]byte, error) {
+			n, err := binary.ReadVarint(r)
+			if err != nil {
+				return nil, err
+			}
+			if n < 0 || n > int64(limit) {
+				return nil, fmt.Errorf("length %d, at most %d", n, limit)
+			}
+			if n <= believed {
+				one := make([]byte, n)
+				_, err = io.ReadFull(r, one)
+				return one, err
+			}
+			var one bytes.Buffer
+			_, err = io.CopyN(&one, r, n)
+			return one.Bytes(), err
+		})
+	}
+}
+
+// believed is the length of a record for which memory is taken before its bytes have been seen.
+const believed = 64 << 10
+
+// records yields the records that h promises; next answers the bytes of one after the other, without its length, and io.EOF at
+// the end.
+func (h *Header) records(yield func(Record, error) bool, next func() ([]byte, error)) {
+	bad := func(what any, i int32) {
+		yield(Record{}, fmt.Errorf("%w: offset %d: record %d of %d: %v", ErrCorrupt, h.Base, i, h.Records, what))
+	}
+	last := int32(-1)
+	for i := range h.Records {
+		one, err := next()
+		if err == io.EOF || err == io.ErrUnexpectedEOF {
+			bad("cut short", i)
+			return
 		}
-		rest, last := parser{b: raw[HeaderSize:]}, int32(-1)
-		for i := range h.Records {
-			one := parser{b: rest.take(rest.varint())}
-			if !rest.ok() {
-				bad("cut short", i)
-				return
-			}
-			r, ok := one.record()
-			if !ok {
-				bad("its parts and its length differ", i)
-				return
-			}
-			if r.OffsetDelta <= last || r.OffsetDelta > h.LastOffsetDelta {
-				bad("offset out of order", i)
-				return
-			}
-			last = r.OffsetDelta
-			if !yield(r, nil) {
-				return
-			}
+		if err != nil {
+			bad(err, i)
+			return
 		}
-		if len(rest.b) > 0 {
-			bad("bytes after the last record", h.Records)
+		r, ok := (&parser{b: one}).record()
+		if !ok {
+			bad("its parts and its length differ", i)
+			return
 		}
+		if r.OffsetDelta <= last || r.OffsetDelta > h.LastOffsetDelta {
+			bad("offset out of order", i)
+			return
+		}
+		last = r.OffsetDelta
+		if !yield(r, nil) {
+			return
+		}
+	}
+	switch _, err := next(); err {
+	case io.EOF:
+	case nil:
+		bad("more bytes after the last one", h.Records)
+	default:
+		bad(err, h.Records)
 	}
 }
 
