@@ -1,5 +1,5 @@
 # What CI does step by step stands in .ci/run; `make check` is all of it.
-.PHONY: test check race lint fuzz e2e bench sim
+.PHONY: test check race lint fuzz e2e bench
 
 test: ## under a minute, nothing but Go
 	go test ./...
@@ -12,6 +12,3 @@ race lint fuzz e2e:
 
 bench: ## beside its yardsticks, real Kafka included
 	cd internal/e2e && go test -run '^$$' -bench . -benchtime 1x -timeout 60m ./...
-
-sim: ## 100,000 histories
-	go test -run '^TestSimulation$$' -timeout 0 . -histories 100000
