@@ -26,7 +26,33 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
-	os.Exit(m.Run())
+	code := m.Run()
+	if three != nil {
+		three.Close()
+	}
+	os.Exit(code)
+}
+
+var three *kafkatest.Cluster
+
+// threeBrokers is the cluster that the tests share, all brokers up. Each test has topics of its own there.
+func threeBrokers(t testing.TB) *kafkatest.Cluster {
+	if three == nil {
+		c, err := kafkatest.Start(context.Background(), 3)
+		require.NoError(t, err)
+		three = c
+	}
+	for _, b := range three.Brokers {
+		if !b.Running() {
+			require.NoError(t, b.Start(t.Context()))
+		}
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log(three.Logs())
+		}
+	})
+	return three
 }
 
 // startKafka starts a cluster that ends with the test, and is quoted if the test fails.

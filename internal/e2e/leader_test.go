@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -70,22 +71,20 @@ func startWriter(t testing.TB, c *kafkatest.Cluster, topic string, partitions in
 				}
 			}
 		}
-		err := cl.Flush(t.Context())
+		err := cl.Flush(context.WithoutCancel(ctx))
 		if f := failed.Load(); err == nil && f != nil {
 			err = *f
 		}
 		done <- err
 	}()
-	stopped := false
 	w.stop = func() {
-		if !stopped {
-			stopped = true
-			cancel()
-			require.NoError(t, <-done)
-			cl.Close()
-		}
+		cancel()
+		require.NoError(t, <-done)
 	}
-	t.Cleanup(w.stop)
+	t.Cleanup(func() {
+		cancel()
+		cl.Close() // before the loop has ended, if the test failed
+	})
 	return w
 }
 
@@ -98,7 +97,7 @@ func (w *writer) more(t testing.TB, n int64) {
 // Leaders are killed one after the other while records are written with acks=all; nothing is missing and nothing is twice.
 func TestLeaderKilledUnderLoad(t *testing.T) {
 	ctx := t.Context()
-	c := startKafka(t, 3)
+	c := threeBrokers(t)
 	const topic = "load"
 	createOn(t, c, topic, [][]int32{{2, 3, 1}, {3, 1, 2}, {1, 2, 3}}, map[string]string{"min.insync.replicas": "2"})
 	w := startWriter(t, c, topic, 3)
@@ -128,4 +127,56 @@ func TestLeaderKilledUnderLoad(t *testing.T) {
 			require.Zero(t, p.Totals, "a clean election costs nothing")
 		}
 	}
+}
+
+// An election of a replica that lacks the newest records makes the source lose them, also where the mirror has them already: it
+// must drop them, say so, and hold what the source holds. Once while the mirror runs, once while it is closed.
+func TestUncleanElectionsTwiceInARow(t *testing.T) {
+	ctx := t.Context()
+	c := threeBrokers(t)
+	const topic = "unclean"
+	// Broker 1 holds no replica: it is the controller that elects.
+	createOn(t, c, topic, [][]int32{{2, 3}}, map[string]string{"unclean.leader.election.enable": "true", "min.insync.replicas": "1"})
+	first, second := c.Brokers[1], c.Brokers[2]
+	w := startWriter(t, c, topic, 1, kgo.RequiredAcks(kgo.LeaderAck()), kgo.DisableIdempotentWrite())
+	dir := t.TempDir()
+	s := openSite(t, dir, c.Addrs())
+	require.NoError(t, s.AddTopics(ctx, topic))
+	w.more(t, 1000)
+
+	// elect makes other the leader without what leader alone and the mirror have by then.
+	elect := func(leader, other *kafkatest.Broker, meanwhile func()) {
+		other.Kill()
+		require.Eventually(t, func() bool {
+			ids, err := c.InSync(ctx, topic, 0)
+			return err == nil && slices.Equal(ids, []int32{leader.ID})
+		}, time.Minute, 100*time.Millisecond, "broker %d stays in sync", other.ID)
+		w.more(t, 1000)
+		s.caughtUp(t)
+		meanwhile()
+		leader.Kill()
+		require.NoError(t, other.Start(ctx))
+		w.more(t, 100)
+		require.NoError(t, leader.Start(ctx))
+		w.more(t, 500)
+	}
+	leader, err := c.Leader(ctx, topic, 0)
+	require.NoError(t, err)
+	require.Equal(t, first, leader)
+	elect(first, second, func() {})
+	s.caughtUp(t)
+	require.Eventually(t, func() bool { return s.Describe().Topics[0].Partitions[0].Totals.Cuts > 0 }, 10*time.Second, 10*time.Millisecond)
+
+	elect(second, first, func() { s.close(t) })
+	s = openSite(t, dir, c.Addrs())
+	w.more(t, 500)
+	w.stop()
+	s.caughtUp(t)
+	leader, err = c.Leader(ctx, topic, 0)
+	require.NoError(t, err)
+	require.Equal(t, first, leader)
+	s.requireIdentical(t, leader, topic, 0)
+	totals := s.Describe().Topics[0].Partitions[0].Totals
+	require.GreaterOrEqual(t, totals.Cuts, int64(2))
+	require.GreaterOrEqual(t, totals.Cut, int64(1000), "both times the mirror held more than this that the source lost")
 }

@@ -127,7 +127,7 @@ func TestJudgesFindWhatDiffers(t *testing.T) {
 			cl.Produce(ctx, copied, nil)
 		}
 		require.NoError(t, cl.Flush(ctx))
-		for _, client := range append(judge.Clients, judge.Java) {
+		for _, client := range []judge.Client{judge.Kcat, judge.FranzGo, judge.KafkaGo, judge.Java} {
 			require.NoError(t, client.Same(ctx, b.Addr, b.Addr, "headers", 0, false), client.Name)
 			err := client.Same(ctx, b.Addr, addr, "headers", 0, false)
 			require.ErrorContains(t, err, "line ", client.Name)

@@ -24,11 +24,14 @@ type Client struct {
 	Read func(ctx context.Context, addr, topic string, partition int32, committed bool) (string, error)
 }
 
-// Clients are librdkafka, franz-go and kafka-go, each quick to start.
-var Clients = []Client{{"kcat", kcat}, {"franz-go", franz}, {"kafka-go", segmentio}}
-
-// Java is Kafka's own console consumer, a JVM for each call.
-var Java = Client{"java", console}
+// The clients: librdkafka, franz-go, kafka-go, and Kafka's own console consumer, which is slow to start. KafkaGo leaves it to the
+// broker to know what is committed: it shows aborted records, the others don't.
+var (
+	Kcat    = Client{"kcat", kcat}
+	FranzGo = Client{"franz-go", franz}
+	KafkaGo = Client{"kafka-go", segmentio}
+	Java    = Client{"java", console}
+)
 
 // Same lets the client read both sides. The error names the first record that differs.
 func (c Client) Same(ctx context.Context, source, mirror, topic string, partition int32, committed bool) error {

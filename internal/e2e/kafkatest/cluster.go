@@ -84,23 +84,34 @@ func (c *Cluster) Addrs() []string {
 
 // Leader is the broker that leads the partition.
 func (c *Cluster) Leader(ctx context.Context, topic string, partition int32) (*Broker, error) {
-	cl, err := kgo.NewClient(kgo.SeedBrokers(c.Addrs()...))
+	p, err := c.partition(ctx, topic, partition)
 	if err != nil {
 		return nil, err
-	}
-	defer cl.Close()
-	topics, err := kadm.NewClient(cl).ListTopics(ctx, topic)
-	if err != nil {
-		return nil, err
-	}
-	p := topics[topic].Partitions[partition]
-	if p.Err != nil {
-		return nil, p.Err
 	}
 	if p.Leader < 1 || int(p.Leader) > len(c.Brokers) {
 		return nil, fmt.Errorf("%s-%d has no leader", topic, partition)
 	}
 	return c.Brokers[p.Leader-1], nil
+}
+
+// InSync are the ids of the replicas that have all that the leader has acknowledged.
+func (c *Cluster) InSync(ctx context.Context, topic string, partition int32) ([]int32, error) {
+	p, err := c.partition(ctx, topic, partition)
+	return p.ISR, err
+}
+
+func (c *Cluster) partition(ctx context.Context, topic string, partition int32) (kadm.PartitionDetail, error) {
+	cl, err := kgo.NewClient(kgo.SeedBrokers(c.Addrs()...))
+	if err != nil {
+		return kadm.PartitionDetail{}, err
+	}
+	defer cl.Close()
+	topics, err := kadm.NewClient(cl).ListTopics(ctx, topic)
+	if err != nil {
+		return kadm.PartitionDetail{}, err
+	}
+	p := topics[topic].Partitions[partition]
+	return p, p.Err
 }
 
 // Logs is the end of what each broker has logged.
@@ -134,6 +145,9 @@ func (b *Broker) Kill() { b.signal(syscall.SIGKILL) }
 
 // Stop lets the broker hand over its partitions and close its logs.
 func (b *Broker) Stop() { b.signal(syscall.SIGTERM) }
+
+// Running says whether the broker was started and neither stopped nor killed since.
+func (b *Broker) Running() bool { return b.process != nil }
 
 // PID is the broker's process id.
 func (b *Broker) PID() int { return b.process.Process.Pid }

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kadm"
-	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 )
 
@@ -73,15 +72,12 @@ type Loader struct {
 // New makes a loader of the cluster behind the addresses.
 func New(addrs ...string) *Loader { return &Loader{addrs: addrs} }
 
-// Close ends the transactions that were left open.
-func (l *Loader) Close() error {
-	var err error
+// Close leaves the transactions that are open to their time-out.
+func (l *Loader) Close() {
 	for _, cl := range l.open {
-		err = errors.Join(err, cl.EndTransaction(context.Background(), kgo.TryAbort))
 		cl.Close()
 	}
 	l.open = nil
-	return err
 }
 
 // Create creates the kind's topic.
@@ -155,7 +151,7 @@ func (l *Loader) transactions(ctx context.Context, k Kind, partition int32, roun
 	)
 }
 
-// LeaveOpen writes records in a transaction that ends with Close.
+// LeaveOpen writes records in a transaction that nobody ends for ten minutes.
 func (l *Loader) LeaveOpen(ctx context.Context, k Kind, partition int32) error {
 	cl, err := l.begin(fmt.Sprintf("%s-%d-open", k.Name, partition))
 	if err != nil {
@@ -218,11 +214,6 @@ func (l *Loader) Rest(ctx context.Context, k Kind) error {
 		return err
 	}
 	return answers[0].Err
-}
-
-// Retry tells errors of a cluster in trouble, after which a writer may write again, from those that end a test.
-func Retry(err error) bool {
-	return err != nil && (kerr.IsRetriable(err) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, kgo.ErrRecordTimeout))
 }
 
 // The values look the same to every client, so their readings can be compared as text.
