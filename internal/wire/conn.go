@@ -120,7 +120,7 @@ func (k *conn) version(key, floor, most int16) (int16, error) {
 	}
 	v := min(has[1], most)
 	if v < max(has[0], floor) {
-		return 0, &VersionError{k.addr.host, kmsg.NameForKey(key), has[0], has[1], floor, most}
+		return 0, &VersionError{k.addr.host, keyName(key), has[0], has[1], floor, most}
 	}
 	return v, nil
 }
@@ -181,7 +181,7 @@ func (k *conn) guard(ctx context.Context, req kmsg.Request, exchange func() erro
 		err = context.Cause(ctx) // done, but the connection is gone
 	}
 	if err != nil {
-		return k.fail(ctx, kmsg.NameForKey(req.Key())+" to", err)
+		return k.fail(ctx, keyName(req.Key())+" to", err)
 	}
 	return nil
 }

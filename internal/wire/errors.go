@@ -56,7 +56,7 @@ func (e *VersionError) Error() string {
 		speaks = "does not speak " + e.Request
 	}
 	s := fmt.Sprintf("broker %s %s, needed is one of %d to %d", e.Addr, speaks, e.Needed, e.Known)
-	if e.Max < e.Needed {
+	if e.Max >= 0 && e.Max < e.Needed {
 		s += "; Apache Kafka has it from 2.1 on"
 	}
 	return s
@@ -94,6 +94,19 @@ func (c Code) Is(target error) bool {
 var codeNames = map[Code]string{
 	109: "OFFSET_MOVED_TO_TIERED_STORAGE",
 	129: "REBOOTSTRAP_REQUIRED",
+
+	ReadOnlyTopic:             "READ_ONLY_TOPIC",
+	MirrorAlreadyExists:       "CLUSTER_MIRROR_ALREADY_EXISTS",
+	UnknownMirror:             "UNKNOWN_CLUSTER_MIRROR",
+	TopicAlreadyInMirror:      "TOPIC_ALREADY_IN_CLUSTER_MIRROR",
+	TopicNotInMirror:          "TOPIC_NOT_IN_CLUSTER_MIRROR",
+	MirrorTopicAlreadyPaused:  "MIRROR_TOPIC_ALREADY_PAUSED",
+	MirrorTopicNotPaused:      "MIRROR_TOPIC_NOT_PAUSED",
+	MirrorTopicBeingStopped:   "MIRROR_TOPIC_BEING_STOPPED",
+	MirrorNotEmpty:            "CLUSTER_MIRROR_NOT_EMPTY",
+	MirrorAuthorizationFailed: "CLUSTER_MIRROR_AUTHORIZATION_FAILED",
+	InvalidMirrorState:        "INVALID_CLUSTER_MIRROR_STATE",
+	MirrorTopicNotStopped:     "MIRROR_TOPIC_NOT_STOPPED",
 }
 
 // codeError is the error for a code in an answer, nil for 0: a kafka.Error where kafka-go knows it, else a Code.

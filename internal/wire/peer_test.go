@@ -74,7 +74,10 @@ func (p *peer) next() bool {
 
 // decode reads a request with its header.
 func decode(b []byte) (req kmsg.Request, version int16, corr int32) {
-	req = kmsg.RequestForKey(int16(binary.BigEndian.Uint16(b)))
+	api := int16(binary.BigEndian.Uint16(b))
+	if req = MirrorRequest(api); req == nil {
+		req = kmsg.RequestForKey(api)
+	}
 	version, corr = int16(binary.BigEndian.Uint16(b[2:])), int32(binary.BigEndian.Uint32(b[4:]))
 	req.SetVersion(version)
 	b = b[8:]
