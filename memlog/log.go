@@ -170,7 +170,7 @@ func (h *handle) Append(ctx context.Context, batches []byte) error {
 	}
 	err := h.log.change(func(v *view) (*view, error) {
 		if len(add) > 0 && add[0].base < v.end {
-			return nil, fmt.Errorf("append at offset %d, log ends at %d: %w", add[0].base, v.end, mirror.ErrOutOfOrder)
+			return nil, fmt.Errorf("base offset %d, log ends at %d: %w", add[0].base, v.end, mirror.ErrOutOfOrder)
 		}
 		return v.append(add), nil
 	})
@@ -187,7 +187,7 @@ func (h *handle) Read(ctx context.Context, offset int64, buf []byte) (int, error
 	}
 	v := h.log.view.Load()
 	if offset < v.start || offset > v.end {
-		return 0, fmt.Errorf("offset %d, log is [%d, %d): %w", offset, v.start, v.end, mirror.ErrOutOfRange)
+		return 0, mirror.ErrOutOfRange
 	}
 	return v.read(offset, buf), nil
 }
