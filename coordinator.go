@@ -83,7 +83,7 @@ func Open(ctx context.Context, h Host, opts ...Option) (*Coordinator, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open log of %s: %w", StateTopic, err)
 	}
-	if c.store, err = statelog.Open(ctx, state, ErrOutOfOrder); err != nil {
+	if c.store, err = statelog.Open(ctx, state, ErrOutOfOrder, statelog.Logger(c.log)); err != nil {
 		return nil, errors.Join(fmt.Errorf("load state from %s: %w", StateTopic, err), state.Close())
 	}
 	c.ctx, c.cancel = context.WithCancel(context.WithoutCancel(ctx))

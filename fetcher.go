@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cenkalti/backoff/v4"
@@ -25,7 +26,8 @@ type fetcher struct {
 
 	mu    sync.Mutex
 	notes []func(*fetcher) // what others want done, in order
-	live  *wire.Session    // session, for those who want to close it
+	live  *wire.Session    // session, for reconnect
+	asked atomic.Bool      // reconnect has closed the session
 	wake  chan struct{}
 
 	cursors map[*replica]*cursor // those it fetches
@@ -43,6 +45,7 @@ type cursor struct {
 	bytes int32 // the most to ask for; grows if a batch is larger
 	slow  bool  // its last append took long: the bytes of the next one are copied out of the answer
 	out   bool  // not in the session: held back, or an append is not done
+	gap   int64 // where the last answer's last batch began after a gap that is not proven yet, -1
 	bad   int   // answers in a row that could not be used
 	pause *backoff.ExponentialBackOff
 }
@@ -65,7 +68,7 @@ func newFetcher(m *Mirror, broker int32) *fetcher {
 // add, remove and refresh may be called by anyone; they don't wait.
 func (f *fetcher) add(r *replica, gen uint64, next int64, epoch int32) {
 	f.note(func(f *fetcher) {
-		f.cursors[r] = &cursor{r: r, gen: gen, next: next, epoch: epoch, bytes: int32(f.m.opts.partitionBytes), out: true}
+		f.cursors[r] = &cursor{r: r, gen: gen, next: next, epoch: epoch, bytes: int32(f.m.opts.partitionBytes), gap: -1, out: true}
 		f.place(f.cursors[r])
 	})
 }
@@ -176,7 +179,7 @@ func (f *fetcher) rewind(ctx context.Context, c *cursor) {
 		c.r.handOver(c.gen, func() {})
 		return
 	}
-	c.next, c.epoch = next, epoch
+	c.next, c.epoch, c.gap = next, epoch, -1
 	f.place(c)
 }
 
@@ -198,6 +201,9 @@ func (f *fetcher) run(ctx context.Context) {
 		err := f.fetch(ctx, func() { pause.Reset() })
 		if ctx.Err() != nil {
 			return
+		}
+		if err == nil || f.asked.CompareAndSwap(true, false) {
+			continue
 		}
 		for r := range f.cursors {
 			f.m.troubled(r, err)
@@ -327,7 +333,8 @@ func (f *fetcher) check(resp *wire.Response, progress func()) (work []fetched) {
 			f.part(c, fmt.Sprintf("the source's epoch %d ends at offset %d", a.Diverging.Epoch, a.Diverging.End))
 			continue
 		}
-		v, err := validate(a.Records, c.next, c.epoch, leaderEpoch, f.empty(c))
+		v, err := validate(a.Records, expected{c.next, c.epoch, leaderEpoch, a.HighWatermark, f.empty(c), c.gap})
+		c.gap = v.gap
 		if f.blind && c.epoch >= 0 && v.epoch > max(c.epoch, compared) {
 			f.part(c, fmt.Sprintf("epoch %d begins, and the source can't compare epochs by itself", v.epoch))
 			continue
@@ -345,7 +352,7 @@ func (f *fetcher) check(resp *wire.Response, progress func()) (work []fetched) {
 		}
 		switch {
 		case err == nil:
-			if len(v.bytes) > 0 {
+			if len(v.bytes) > 0 || v.gap >= 0 {
 				f.place(c)
 			}
 		case v.need > int64(c.bytes):
@@ -365,13 +372,24 @@ func (f *fetcher) empty(c *cursor) bool {
 	return start == end && c.next == end
 }
 
+// expected is what an answer's records are held against.
+type expected struct {
+	next        int64 // first offset that is wanted
+	epoch       int32 // of the batch before it, -1 if unknown
+	leaderEpoch int32 // of the source's metadata, -1 if unknown
+	end         int64 // the source's high watermark
+	empty       bool  // nothing is held yet: the first batch may begin below next (a start inside a batch)
+	gap         int64 // where the last answer began after a gap, -1 if it didn't
+}
+
 // valid is the usable beginning of an answer's records.
 type valid struct {
 	bytes []byte
-	base  int64
+	base  int64 // of its first batch
 	next  int64
 	epoch int32
 	need  int64 // bytes to ask for, if not even the first batch was whole
+	gap   int64 // where a batch begins after a gap that one answer alone doesn't prove; -1 if there is none
 }
 
 var (
@@ -379,51 +397,73 @@ var (
 	errDisorder         = errors.New("batch out of order")
 )
 
-// validate takes the batches that are whole, in order, undamaged and of an epoch that can be: what comes before a bad one is kept.
-// The first may begin below next only if the log is empty (a start inside a batch). A last batch cut short is left for the next
-// fetch.
-func validate(records []byte, next int64, epoch, leaderEpoch int32, empty bool) (valid, error) {
-	v := valid{next: next, epoch: epoch}
-	rest := records
-	for len(rest) > 0 {
+// validate takes the batches that are whole, in order, undamaged and of an epoch that can be: what comes before a bad one is kept. A
+// last batch cut short is left for the next fetch.
+//
+// No checksum covers a batch's base offset, and gaps are legal: a flipped bit there looks like one, and the records after it would
+// never be asked for. So a batch after a gap counts once another one follows it in order, or it ends where the source does, or
+// a second answer puts it at the same place.
+func validate(records []byte, x expected) (valid, error) {
+	v := valid{next: x.next, epoch: x.epoch, gap: -1}
+	sure := v // without a last batch that nothing proves yet
+	doubt := false
+	for rest := records; len(rest) > 0; {
 		h, raw, err := batch.Next(rest)
 		if errors.Is(err, batch.ErrShort) {
-			if len(v.bytes) == 0 {
-				v.need = maxBatch
-				if h.Length > 0 {
-					v.need = int64(h.Size())
-				}
-				return v, fmt.Errorf("offset %d: the source sent %d of %d bytes: %w", next, len(rest), v.need, err)
+			if len(v.bytes) > 0 {
+				break
 			}
-			return v, nil
+			v.need = maxBatch
+			if h.Length > 0 {
+				v.need = int64(h.Size())
+			}
+			return v, fmt.Errorf("offset %d: the source sent %d of %d bytes: %w", v.next, len(rest), v.need, err)
 		}
 		if err == nil {
-			err = batch.Check(raw)
-		}
-		if err == nil && h.Control() && h.Records > 0 { // it must be understood before it is in the log
-			_, err = batch.ParseControl(raw)
-		}
-		first := len(v.bytes) == 0
-		switch {
-		case err != nil:
-		case h.Base < v.next && !(first && empty && h.Next() > v.next):
-			err = fmt.Errorf("%w: it begins at offset %d, expected %d or later", errDisorder, h.Base, v.next)
-		case h.LeaderEpoch >= 0 && h.LeaderEpoch < v.epoch:
-			err = fmt.Errorf("%w: offset %d has leader epoch %d after %d", errDisorder, h.Base, h.LeaderEpoch, v.epoch)
-		case leaderEpoch >= 0 && h.LeaderEpoch > leaderEpoch:
-			err = fmt.Errorf("offset %d: epoch %d, metadata says %d: %w", h.Base, h.LeaderEpoch, leaderEpoch, errStaleLeaderEpoch)
+			err = x.admits(&h, raw, &v)
 		}
 		if err != nil {
+			if doubt {
+				v = sure
+			}
 			return v, err
 		}
-		if first {
+		if doubt = h.Base > v.next && h.Base != x.gap; doubt {
+			sure = v
+			sure.gap = h.Base
+		}
+		if len(v.bytes) == 0 {
 			v.base = h.Base
 		}
 		v.next, v.epoch = h.Next(), max(v.epoch, h.LeaderEpoch)
 		rest = rest[len(raw):]
 		v.bytes = records[:len(records)-len(rest)]
 	}
+	if doubt && v.next != x.end {
+		v = sure
+	}
 	return v, nil
+}
+
+// admits checks one whole batch that comes after those in v.
+func (x expected) admits(h *batch.Header, raw []byte, v *valid) error {
+	if err := batch.Check(raw); err != nil {
+		return err
+	}
+	first := len(v.bytes) == 0 && x.empty && h.Next() > v.next
+	switch {
+	case h.Base < v.next && !first:
+		return fmt.Errorf("%w: it begins at offset %d, expected %d or later", errDisorder, h.Base, v.next)
+	case h.LeaderEpoch >= 0 && h.LeaderEpoch < v.epoch:
+		return fmt.Errorf("%w: offset %d has leader epoch %d after %d", errDisorder, h.Base, h.LeaderEpoch, v.epoch)
+	case x.leaderEpoch >= 0 && h.LeaderEpoch > x.leaderEpoch:
+		return fmt.Errorf("offset %d: epoch %d, metadata says %d: %w", h.Base, h.LeaderEpoch, x.leaderEpoch, errStaleLeaderEpoch)
+	}
+	if h.Control() && h.Records > 0 { // it must be understood before it is in the log
+		_, err := batch.ParseControl(raw)
+		return err
+	}
+	return nil
 }
 
 // unusable holds a partition back after records that could not be used, and lets it fail after several.

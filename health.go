@@ -97,6 +97,7 @@ func (f *fetcher) reconnect() {
 	s := f.live
 	f.mu.Unlock()
 	if s != nil {
+		f.asked.Store(true)
 		s.Close()
 	}
 }
@@ -104,7 +105,7 @@ func (f *fetcher) reconnect() {
 // absorb appends what was fetched, unless it was fetched for a position that holds no more.
 func (r *replica) absorb(ctx context.Context, w fetched) error {
 	if err := r.appending.acquire(ctx); err != nil {
-		return nil //nolint:nilerr // the loop is ending: the next one fetches it again
+		return nil // the loop is ending: the next one fetches it again
 	}
 	defer r.appending.release()
 	r.mu.Lock()

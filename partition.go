@@ -37,9 +37,7 @@ type Partition struct {
 	raised  bool  // since this open, before a first local append (decision: what was visible may not have been durable)
 	writers int   // local writers between BeginWrite and done
 	idle    chan struct{}
-	written int64              // bytes since the last checkpoint was started
 	slots   map[int64]struct{} // pieces of checkpoints that are durable
-	loaded  bool
 }
 
 // AbortedTxn is one aborted transaction of a partition: what a read-committed reader needs to leave its records out.

@@ -2,6 +2,7 @@ package mirror
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/clustermirror/mirror/internal/epochs"
 )
@@ -57,11 +58,11 @@ func (l lineage) last() probe {
 // below is the question about our greatest epoch below another.
 func (l lineage) below(epoch int32) probe {
 	end := l.end
-	for i := len(l.epochs) - 1; i >= 0; i-- {
-		if l.epochs[i].Epoch < epoch {
-			return probe{epoch: l.epochs[i].Epoch, end: end}
+	for _, e := range slices.Backward(l.epochs) {
+		if e.Epoch < epoch {
+			return probe{epoch: e.Epoch, end: end}
 		}
-		end = l.epochs[i].Start
+		end = e.Start
 	}
 	return probe{epoch: -1, end: l.start}
 }

@@ -1,0 +1,168 @@
+package mirror_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/clustermirror/mirror"
+	"github.com/clustermirror/mirror/broker"
+	"github.com/clustermirror/mirror/internal/batch"
+	"github.com/clustermirror/mirror/memlog"
+)
+
+// source is a cluster to mirror from: a broker over a host in memory, reached without a port.
+type source struct {
+	t      *testing.T
+	host   *memlog.Host
+	c      *mirror.Coordinator
+	broker *broker.Broker
+}
+
+func newSource(t *testing.T, opts ...broker.Option) *source {
+	t.Helper()
+	return sourceOn(t, memlog.New(), opts...)
+}
+
+func sourceOn(t *testing.T, host *memlog.Host, opts ...broker.Option) *source {
+	t.Helper()
+	c, err := mirror.Open(t.Context(), host)
+	require.NoError(t, err)
+	b, err := broker.New(c, opts...)
+	require.NoError(t, err)
+	s := &source{t: t, host: host, c: c, broker: b}
+	t.Cleanup(s.close)
+	return s
+}
+
+func (s *source) close() {
+	require.NoError(s.t, s.broker.Close())
+	require.NoError(s.t, s.c.Close())
+}
+
+func (s *source) create(topic string, partitions int32) {
+	s.t.Helper()
+	require.NoError(s.t, s.host.EnsureTopic(s.t.Context(), mirror.Topic{Name: topic, Partitions: partitions}))
+}
+
+func (s *source) partition(topic string, num int32) *mirror.Partition {
+	s.t.Helper()
+	return open(s.t, s.c, topic, num)
+}
+
+// write appends batches of the given numbers of records.
+func (s *source) write(topic string, num int32, records ...int) {
+	s.t.Helper()
+	for _, n := range records {
+		_, err := s.partition(topic, num).Append(s.t.Context(), plain(n))
+		require.NoError(s.t, err)
+	}
+}
+
+func open(t *testing.T, c *mirror.Coordinator, topic string, num int32) *mirror.Partition {
+	t.Helper()
+	p, err := c.Partition(t.Context(), topic, num)
+	require.NoError(t, err)
+	return p
+}
+
+// plain is a batch of n records of no producer.
+func plain(n int) []byte { return produced(n, -1, false) }
+
+// produced is a batch of a producer, in a transaction or not.
+func produced(n int, pid int64, transactional bool) []byte {
+	h := batch.Header{BaseTimestamp: time.Now().UnixMilli(), ProducerID: pid, ProducerEpoch: -1, BaseSequence: -1}
+	if pid >= 0 {
+		h.ProducerEpoch = 0
+	}
+	if transactional {
+		h.Attributes = 0x10
+	}
+	var records []batch.Record
+	for i := range n {
+		records = append(records, batch.Record{OffsetDelta: int32(i), Key: fmt.Append(nil, "key ", i), Value: []byte(strings.Repeat("value ", i%5))})
+	}
+	return batch.Append(nil, h, records)
+}
+
+// newMirror opens a mirror on a host and starts it.
+func newMirror(t *testing.T, s *source, host mirror.Host, opts ...mirror.Option) *mirror.Mirror {
+	t.Helper()
+	m, err := mirror.New(t.Context(), "dr", s.broker.Source(), host, opts...)
+	require.NoError(t, err)
+	require.NoError(t, m.Start(t.Context()))
+	t.Cleanup(func() { require.NoError(t, m.Close()) })
+	return m
+}
+
+func caughtUp(t *testing.T, m *mirror.Mirror, topics ...string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+	defer cancel()
+	require.NoError(t, m.WaitCaughtUp(ctx, topics...), "%v", m.Describe())
+}
+
+// requireSame compares what both sides hold, byte for byte, from where the mirror's log starts.
+func requireSame(t *testing.T, s *source, m *mirror.Mirror, topic string, partitions int32) {
+	t.Helper()
+	for num := range partitions {
+		theirs, ours := s.partition(topic, num), open(t, m.Coordinator(), topic, num)
+		start, end := ours.Bounds()
+		sourceStart, sourceEnd := theirs.Bounds()
+		require.Equal(t, sourceEnd, end, "%s-%d", topic, num)
+		require.Equal(t, sourceStart, start, "%s-%d", topic, num)
+		require.Equal(t, content(t, theirs, start), content(t, ours, start), "%s-%d", topic, num)
+	}
+}
+
+// content is the log from an offset on.
+func content(t *testing.T, p *mirror.Partition, from int64) []byte {
+	t.Helper()
+	var all []byte
+	buf := make([]byte, 16<<20)
+	for _, end := p.Bounds(); from < end; {
+		n, err := p.Read(t.Context(), from, buf)
+		require.NoError(t, err)
+		before := from
+		for b, err := range mirror.Batches(buf[:n]) {
+			require.NoError(t, err)
+			all = append(all, b.Bytes...)
+			from = b.Next
+		}
+		require.Greater(t, from, before)
+	}
+	return all
+}
+
+// state is what Describe says of one partition.
+func state(t *testing.T, m *mirror.Mirror, topic string, num int32) mirror.PartitionStatus {
+	t.Helper()
+	for _, ts := range m.Describe().Topics {
+		if ts.Name == topic && int(num) < len(ts.Partitions) {
+			return ts.Partitions[num]
+		}
+	}
+	t.Fatalf("no partition %s-%d in %v", topic, num, m.Describe())
+	return mirror.PartitionStatus{}
+}
+
+// eventually lets virtual time go on until a condition holds.
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for range 2000 {
+		synctest.Wait()
+		if ok() {
+			return
+		}
+		pass(50 * time.Millisecond)
+	}
+	t.Fatalf("not reached: %s", what)
+}
+
+// pass lets virtual time pass.
+func pass(d time.Duration) { <-time.After(d) }

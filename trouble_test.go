@@ -1,0 +1,304 @@
+package mirror_test
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"net"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/segmentio/kafka-go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/clustermirror/mirror"
+	"github.com/clustermirror/mirror/internal/batch"
+	"github.com/clustermirror/mirror/memlog"
+)
+
+func rng(seed uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, 1)) }
+
+// spoiled is a source whose connections go through wrap.
+func (s *source) spoiled(wrap func(net.Conn) net.Conn) mirror.Source {
+	src := s.broker.Source()
+	dial := src.Transport.Dial
+	src.Transport = &kafka.Transport{
+		DialTimeout: src.Transport.DialTimeout,
+		Dial: func(ctx context.Context, network, addr string) (net.Conn, error) {
+			c, err := dial(ctx, network, addr)
+			if err != nil {
+				return nil, err
+			}
+			return wrap(c), nil
+		},
+	}
+	return src
+}
+
+// readConn changes what is read.
+type readConn struct {
+	net.Conn
+	read func(n int, b []byte) (int, error)
+}
+
+func (c *readConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if err != nil {
+		return n, err
+	}
+	return c.read(n, b)
+}
+
+func mirrorOf(t *testing.T, src mirror.Source, host mirror.Host, opts ...mirror.Option) *mirror.Mirror {
+	t.Helper()
+	m, err := mirror.New(t.Context(), "dr", src, host, opts...)
+	require.NoError(t, err)
+	require.NoError(t, m.Start(t.Context()))
+	t.Cleanup(func() { require.NoError(t, m.Close()) })
+	return m
+}
+
+// Bits flip on the way, among the batches of an answer and what follows them: nothing wrong is ever appended, and when they stop the
+// mirror is whole. (The numbers before the batches, such as the log's start, have no checksum in the protocol.)
+func TestFlippedBitsNeverReachTheLog(t *testing.T) {
+	for seed := range uint64(25) {
+		synctest.Test(t, func(t *testing.T) {
+			s := newSource(t)
+			s.create("orders", 1)
+			var spoil atomic.Bool
+			r := rng(seed)
+			m := mirrorOf(t, s.spoiled(func(c net.Conn) net.Conn {
+				return &readConn{c, func(n int, b []byte) (int, error) {
+					if n > 500 && spoil.Load() && r.IntN(2) == 0 {
+						b[n/2+r.IntN(n-n/2)] ^= 1 << r.IntN(8)
+					}
+					return n, nil
+				}}
+			}), memlog.New(), mirror.RequestTimeout(time.Second))
+			require.NoError(t, m.AddTopics(t.Context(), "orders"))
+			caughtUp(t, m)
+			spoil.Store(true)
+			for i := range 40 {
+				s.write("orders", 0, 20+i, 30)
+				pass(200 * time.Millisecond)
+			}
+			spoil.Store(false)
+			eventually(t, "mended by itself", func() bool { return state(t, m, "orders", 0).State == mirror.Mirroring })
+			caughtUp(t, m)
+			requireSame(t, s, m, "orders", 1)
+			require.Zero(t, state(t, m, "orders", 0).Totals)
+		})
+	}
+}
+
+// A batch that is damaged at the source fails its partition by name and offset; what comes before it is kept, the others go on, and
+// once it is mended there the mirror goes on too.
+func TestDamagedBatchFailsItsPartitionOnly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSource(t)
+		s.create("orders", 50)
+		m := newMirror(t, s, memlog.New())
+		require.NoError(t, m.AddTopics(t.Context(), "orders"))
+		for num := range int32(50) {
+			s.write("orders", num, 3)
+		}
+		log, err := s.host.OpenLog(t.Context(), "orders", 7)
+		require.NoError(t, err)
+		bad := plain(5)
+		batch.SetBase(bad, 3)
+		bad[len(bad)-1] ^= 1
+		require.NoError(t, log.Append(t.Context(), bad))
+		for num := range int32(50) {
+			if num != 7 {
+				s.write("orders", num, 3)
+			}
+		}
+		eventually(t, "failed", func() bool { return state(t, m, "orders", 7).State == mirror.Failed })
+		st := state(t, m, "orders", 7)
+		require.Contains(t, st.Reason, "orders-7 at offset 3")
+		require.Contains(t, st.Reason, "CRC")
+		require.Equal(t, int64(3), st.End)
+		for num := range int32(50) {
+			if num != 7 {
+				require.Equal(t, int64(6), state(t, m, "orders", num).End)
+			}
+		}
+		require.NoError(t, s.partition("orders", 7).Truncate(t.Context(), 3))
+		s.write("orders", 7, 4)
+		eventually(t, "mended", func() bool { return state(t, m, "orders", 7).End == 7 })
+	})
+}
+
+// A peer that accepts connections and then says nothing is given up after the request time-out, and named.
+func TestSilentSourceIsUnreachableAndRecovers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSource(t)
+		s.create("orders", 1)
+		s.write("orders", 0, 3)
+		var silent atomic.Bool
+		m := mirrorOf(t, s.spoiled(func(c net.Conn) net.Conn {
+			return &readConn{c, func(n int, b []byte) (int, error) {
+				if silent.Load() {
+					return 0, nil // swallowed
+				}
+				return n, nil
+			}}
+		}), memlog.New(), mirror.RequestTimeout(5*time.Second))
+		require.NoError(t, m.AddTopics(t.Context(), "orders"))
+		caughtUp(t, m)
+		silent.Store(true)
+		s.write("orders", 0, 3)
+		eventually(t, "unreachable", func() bool { return state(t, m, "orders", 0).Health == mirror.Unreachable })
+		require.Equal(t, mirror.Mirroring, state(t, m, "orders", 0).State)
+		silent.Store(false)
+		caughtUp(t, m)
+		requireSame(t, s, m, "orders", 1)
+		require.Equal(t, mirror.OK, state(t, m, "orders", 0).Health)
+	})
+}
+
+// One partition's log takes no bytes for hours: the others don't wait for it, it is named as stalled, and goes on later.
+func TestBlockedPartitionHoldsBackItselfOnly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSource(t)
+		s.create("orders", 4)
+		host, ev := memlog.New(), new(events)
+		release := make(chan struct{})
+		host.Fail(func(ctx context.Context, op memlog.Op, topic string, partition int32) error {
+			if op == memlog.OpAppend && topic == "orders" && partition == 1 {
+				select {
+				case <-release:
+				case <-ctx.Done():
+					return ctx.Err()
+				}
+			}
+			return nil
+		})
+		m := newMirror(t, s, host, mirror.OnEvent(ev.add), mirror.ByteBudget(1<<20))
+		require.NoError(t, m.AddTopics(t.Context(), "orders"))
+		for range 50 {
+			for num := range int32(4) {
+				s.write("orders", num, 100)
+			}
+			pass(time.Minute)
+		}
+		for num := range int32(4) {
+			if num != 1 {
+				require.Equal(t, int64(5000), state(t, m, "orders", num).End, "%d", num)
+			}
+		}
+		st := state(t, m, "orders", 1)
+		require.Equal(t, mirror.Stalled, st.Health)
+		require.Contains(t, st.Reason, "no record for")
+		require.NotEmpty(t, ev.of(mirror.HealthChanged))
+		close(release)
+		caughtUp(t, m)
+		requireSame(t, s, m, "orders", 4)
+		require.Equal(t, mirror.OK, state(t, m, "orders", 1).Health)
+	})
+}
+
+// A batch above every limit is let through alone (KIP-74).
+func TestBatchAboveAllLimits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSource(t)
+		s.create("orders", 2)
+		s.write("orders", 0, 3, 300_000, 3)
+		s.write("orders", 1, 3, 3, 3)
+		m := newMirror(t, s, memlog.New(), mirror.FetchBytes(64<<10), mirror.PartitionFetchBytes(4<<10), mirror.ByteBudget(1<<20))
+		require.NoError(t, m.AddTopics(t.Context(), "orders"))
+		caughtUp(t, m)
+		requireSame(t, s, m, "orders", 2)
+	})
+}
+
+// The host fails at its i-th call, for every i: each time the mirror ends up whole, by itself, once the host works again.
+func TestHostFailsAtAnyCall(t *testing.T) {
+	boom := errors.New("the disk is gone for a moment")
+	for i := int64(1); ; i++ {
+		var calls atomic.Int64
+		synctest.Test(t, func(t *testing.T) {
+			s := newSource(t)
+			s.create("orders", 1)
+			s.write("orders", 0, 3, 3)
+			host := memlog.New()
+			m, err := mirror.New(t.Context(), "dr", s.broker.Source(), host)
+			require.NoError(t, err)
+			defer func() { require.NoError(t, m.Close()) }()
+			host.Fail(func(context.Context, memlog.Op, string, int32) error {
+				if calls.Add(1) == i {
+					return boom
+				}
+				return nil
+			})
+			require.NoError(t, m.Start(t.Context()))
+			eventually(t, "added", func() bool {
+				err := m.AddTopics(t.Context(), "orders")
+				require.True(t, err == nil || errors.Is(err, boom), "%v", err)
+				return err == nil
+			})
+			s.write("orders", 0, 3)
+			eventually(t, "whole", func() bool { return state(t, m, "orders", 0).End == 9 })
+			if err := m.Pause(t.Context(), "orders"); err != nil {
+				require.ErrorIs(t, err, boom)
+				require.NoError(t, m.Pause(t.Context(), "orders"))
+			}
+			eventually(t, "paused", func() bool { return state(t, m, "orders", 0).State == mirror.Paused })
+			s.write("orders", 0, 3)
+			if err := m.Resume(t.Context(), "orders"); err != nil {
+				require.ErrorIs(t, err, boom)
+				require.NoError(t, m.Resume(t.Context(), "orders"))
+			}
+			eventually(t, "whole", func() bool { return state(t, m, "orders", 0).End == 12 })
+			caughtUp(t, m)
+			host.Fail(nil)
+			requireSame(t, s, m, "orders", 1)
+		})
+		if calls.Load() < i {
+			require.Greater(t, i, int64(20), "no call was made to fail")
+			return
+		}
+	}
+}
+
+// Close at any moment ends everything, and the next run goes on.
+func TestCloseDuringAnything(t *testing.T) {
+	for seed := range uint64(60) {
+		synctest.Test(t, func(t *testing.T) {
+			r := rng(seed)
+			s := newSource(t)
+			s.create("orders", 3)
+			s.create("payments", 1)
+			host := memlog.New()
+			for range 5 {
+				m, err := mirror.New(t.Context(), "dr", s.broker.Source(), host)
+				require.NoError(t, err)
+				done := make(chan struct{})
+				go func() {
+					defer close(done)
+					_ = m.Start(t.Context())
+					_ = m.AddTopics(t.Context(), "orders", "payments")
+					_ = m.Pause(t.Context(), "payments")
+					_ = m.Resume(t.Context(), "payments")
+					_ = m.WaitCaughtUp(t.Context())
+				}()
+				for num := range int32(3) {
+					s.write("orders", num, 1+r.IntN(20))
+				}
+				pass(time.Duration(r.IntN(2000)) * time.Microsecond * time.Duration(1+r.IntN(500)))
+				require.NoError(t, m.Close())
+				<-done
+				if r.IntN(2) == 0 {
+					host = host.Crash(r)
+				}
+			}
+			m := newMirror(t, s, host)
+			require.NoError(t, m.AddTopics(t.Context(), "orders", "payments"))
+			require.NoError(t, m.Resume(t.Context(), "orders", "payments"))
+			caughtUp(t, m)
+			requireSame(t, s, m, "orders", 3)
+		})
+	}
+}
