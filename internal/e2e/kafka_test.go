@@ -114,6 +114,9 @@ func TestMirrorOfRealKafka(t *testing.T) {
 				}
 			}
 		}
+		for _, topic := range []string{"plain", "gzip", "transactional", "compacted", "append-time"} {
+			require.NoError(t, judge.SameTimes(ctx, broker.Addr, addr, topic, 0), topic)
+		}
 		for _, topic := range []string{"headers", "transactional", "zstd"} {
 			require.NoError(t, judge.Java.Same(ctx, broker.Addr, addr, topic, 0, true), topic)
 		}

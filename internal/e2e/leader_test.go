@@ -13,6 +13,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
+	"github.com/clustermirror/mirror/internal/e2e/judge"
 	"github.com/clustermirror/mirror/internal/e2e/kafkatest"
 )
 
@@ -94,6 +95,25 @@ func (w *writer) more(t testing.TB, n int64) {
 	require.Eventually(t, func() bool { return w.acknowledged.Load() >= goal }, time.Minute, 20*time.Millisecond, "the writer stands still")
 }
 
+// requireSameEpochEnds asks both sides where each leader epoch ends: what a follower of the mirror, or a consumer that
+// remembers an epoch, will ask.
+func (s *site) requireSameEpochEnds(t testing.TB, leader *kafkatest.Broker, topic string, partition int32) {
+	p := s.partition(t, topic, partition)
+	start, end := p.Bounds()
+	first, err := p.EpochAt(t.Context(), start)
+	require.NoError(t, err)
+	last, err := p.EpochAt(t.Context(), end-1)
+	require.NoError(t, err)
+	for epoch := first; epoch <= last; epoch++ {
+		want, err := judge.EpochEnd(t.Context(), leader.Addr, topic, partition, epoch)
+		require.NoError(t, err)
+		_, got, err := p.EpochEnd(t.Context(), epoch)
+		require.NoError(t, err)
+		require.Equal(t, want, got, "%s-%d: end of epoch %d of [%d, %d]", topic, partition, epoch, first, last)
+	}
+	require.Less(t, first, last, "%s-%d: no other leader was elected", topic, partition)
+}
+
 // Leaders are killed one after the other while records are written with acks=all; nothing is missing and nothing is twice.
 func TestLeaderKilledUnderLoad(t *testing.T) {
 	ctx := t.Context()
@@ -118,6 +138,9 @@ func TestLeaderKilledUnderLoad(t *testing.T) {
 		leader, err := c.Leader(ctx, topic, p)
 		require.NoError(t, err)
 		s.requireIdentical(t, leader, topic, p)
+		if p < 2 { // partition 2 keeps its leader
+			s.requireSameEpochEnds(t, leader, topic, p)
+		}
 		_, end := s.partition(t, topic, p).Bounds()
 		records += end
 	}
@@ -176,6 +199,7 @@ func TestUncleanElectionsTwiceInARow(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, first, leader)
 	s.requireIdentical(t, leader, topic, 0)
+	s.requireSameEpochEnds(t, leader, topic, 0)
 	totals := s.Describe().Topics[0].Partitions[0].Totals
 	require.GreaterOrEqual(t, totals.Cuts, int64(2))
 	require.GreaterOrEqual(t, totals.Cut, int64(1000), "both times the mirror held more than this that the source lost")
