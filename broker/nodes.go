@@ -238,7 +238,6 @@ func (c *cluster) beginElection(p place, node int32, leo int64, unclean bool) (b
 	}
 	before, keep = r.leader, r.end(node, leo)
 	r.leader, r.election = 0, true
-	c.broadcast()
 	return before, keep, nil
 }
 
