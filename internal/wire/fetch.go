@@ -47,7 +47,7 @@ func (s *Session) prepare(lim Limits) error {
 		return cmp.Or(cmp.Compare(a.served, b.served), strings.Compare(a.want.Topic, b.want.Topic),
 			cmp.Compare(a.want.Partition, b.want.Partition))
 	})
-	topics, forgotten := make(map[string]int), make(map[string]int)
+	topics, forgotten := make(map[topicKey]int), make(map[topicKey]int)
 	for _, q := range s.changed {
 		q.queued = false
 		switch {
@@ -105,8 +105,15 @@ func newFetch(req *kmsg.FetchRequest, version int16, lim Limits) {
 	req.MinBytes, req.MaxBytes = lim.MinBytes, lim.MaxBytes
 }
 
-func ask(req *kmsg.FetchRequest, at map[string]int, p *FetchPartition) {
-	t := place(&req.Topics, at, p.Topic, kmsg.FetchRequestTopic{Topic: p.Topic, TopicID: p.ID})
+// topicKey tells two incarnations of a topic apart: its partitions are set to the new one by and by.
+type topicKey struct {
+	name string
+	id   [16]byte
+}
+
+// ask adds a partition; at holds where in the request its topic stands.
+func ask(req *kmsg.FetchRequest, at map[topicKey]int, p *FetchPartition) {
+	t := place(&req.Topics, at, topicKey{p.Topic, p.ID}, kmsg.FetchRequestTopic{Topic: p.Topic, TopicID: p.ID})
 	q := kmsg.NewFetchRequestTopicPartition()
 	q.Partition, q.CurrentLeaderEpoch = p.Partition, p.CurrentLeaderEpoch
 	q.FetchOffset, q.LastFetchedEpoch = p.Offset, p.LastFetchedEpoch
@@ -114,13 +121,13 @@ func ask(req *kmsg.FetchRequest, at map[string]int, p *FetchPartition) {
 	t.Partitions = append(t.Partitions, q)
 }
 
-func forget(req *kmsg.FetchRequest, at map[string]int, p *FetchPartition) {
-	t := place(&req.ForgottenTopics, at, p.Topic, kmsg.FetchRequestForgottenTopic{Topic: p.Topic, TopicID: p.ID})
+func forget(req *kmsg.FetchRequest, at map[topicKey]int, p *FetchPartition) {
+	t := place(&req.ForgottenTopics, at, topicKey{p.Topic, p.ID}, kmsg.FetchRequestForgottenTopic{Topic: p.Topic, TopicID: p.ID})
 	t.Partitions = append(t.Partitions, p.Partition)
 }
 
 // place finds a topic in the list of a request, whose positions at holds; a new one is added as blank.
-func place[T any](list *[]T, at map[string]int, topic string, blank T) *T {
+func place[T any, K comparable](list *[]T, at map[K]int, topic K, blank T) *T {
 	i, ok := at[topic]
 	if !ok {
 		i = len(*list)
@@ -258,7 +265,7 @@ func (c *Client) Read(ctx context.Context, broker int32, p FetchPartition, maxBy
 	newFetch(req, 0, Limits{MaxBytes: maxBytes})
 	req.SessionEpoch = finalEpoch
 	p.MaxBytes = maxBytes
-	ask(req, make(map[string]int), &p)
+	ask(req, make(map[topicKey]int), &p)
 	most := int16(fetchMost)
 	if p.ID == [16]byte{} {
 		most = fetchNamed

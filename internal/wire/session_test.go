@@ -228,11 +228,12 @@ func TestTopicIDs(t *testing.T) {
 			f := newFetcher(modern())
 			s := newClient(t, &f.cluster).Session(1)
 			s.Set(at("a", 0, 10))
+			s.Set(at("a", 1, 20))
 			f.turn(t, s, answerTo(7, 0))
 			again := at("a", 0, 0)
 			again.ID = idB
 			s.Set(again)
-			require.Equal(t, "v18 session 7 epoch 0: id:0b/0@0", f.turn(t, s, answerTo(8, 0, got("b", 0, "x"))))
+			require.Equal(t, "v18 session 7 epoch 0: id:0b/0@0 id:0a/1@20", f.turn(t, s, answerTo(8, 0, got("b", 0, "x"))))
 		})
 	})
 }
