@@ -853,17 +853,14 @@ func TestOffsetForTimeIsCheckedWhereALogHasIt(t *testing.T) {
 	}
 }
 
-func TestLeftOutIsSaid(t *testing.T) {
-	for _, c := range []struct {
-		needs need
-		why   string
-	}{
-		{toReopen, "Harness.Reopen is nil"},
-		{toCrash | toCut, "Harness.Crash is nil"},
-		{toFill, "Harness.Full is nil"},
+func TestWhatIsLeftOutIsSaid(t *testing.T) {
+	for can, want := range map[need][]string{
+		toCut | toReopen | toCrash | toFill:    nil,
+		toNotCut | toReopen | toCrash | toFill: {"NOT TESTED, as TruncateTo answers errors.ErrUnsupported: truncate; truncate below the start; truncate at or above the end; read while cutting; crash: truncate; crash: no resurrection"},
+		toCut | toCrash:                        {"NOT TESTED, as Harness.Reopen is nil: any history, reopened", "NOT TESTED, as Harness.Full is nil: append half-way"},
 	} {
-		if why := (toCut).lacks(c.needs); why != c.why {
-			t.Errorf("lacking says %q, want %q", why, c.why)
+		if got := can.leftOut(); !slices.Equal(got, want) {
+			t.Errorf("%b: left out are said to be %q, want %q", can, got, want)
 		}
 	}
 }

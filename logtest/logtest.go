@@ -16,6 +16,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"strings"
 	"testing"
 	"time"
 
@@ -62,9 +63,6 @@ func Run(t *testing.T, h Harness) {
 	}
 	for _, c := range checks {
 		if can&c.needs != c.needs {
-			if why := can.lacks(c.needs); why != "" {
-				t.Logf("NOT TESTED, as %s: %s: %s", why, c.name, c.says)
-			}
 			continue
 		}
 		t.Run(c.name, func(t *testing.T) {
@@ -72,6 +70,9 @@ func Run(t *testing.T, h Harness) {
 				t.Error(err)
 			}
 		})
+	}
+	for _, s := range can.leftOut() {
+		t.Log(s)
 	}
 }
 
@@ -132,19 +133,28 @@ func means(ctx context.Context, h Harness) (can need, err error) {
 	return can, nil
 }
 
-// lacks says what is missing for a check; empty if it just doesn't apply.
-func (can need) lacks(needs need) string {
-	switch missing := needs &^ can; {
-	case missing&toCut != 0:
-		return "TruncateTo answers errors.ErrUnsupported"
-	case missing&toReopen != 0:
-		return "Harness.Reopen is nil"
-	case missing&toCrash != 0:
-		return "Harness.Crash is nil"
-	case missing&toFill != 0:
-		return "Harness.Full is nil"
+// leftOut says which checks there were no means for.
+func (can need) leftOut() (lines []string) {
+	for _, m := range []struct {
+		need need
+		why  string
+	}{
+		{toCut, "TruncateTo answers errors.ErrUnsupported"},
+		{toReopen, "Harness.Reopen is nil"},
+		{toCrash, "Harness.Crash is nil"},
+		{toFill, "Harness.Full is nil"},
+	} {
+		var names []string
+		for _, c := range checks {
+			if m.need&^can&c.needs != 0 {
+				names = append(names, c.name)
+			}
+		}
+		if len(names) > 0 {
+			lines = append(lines, fmt.Sprintf("NOT TESTED, as %s: %s", m.why, strings.Join(names, "; ")))
+		}
 	}
-	return ""
+	return lines
 }
 
 // check is one sentence of the contract and how to see whether it holds.
