@@ -29,7 +29,7 @@ func BenchmarkCopy(b *testing.B) {
 	records := *benchMB * 1000
 	require.NoError(b, createTopic(ctx, source, topic, partitions))
 	_, err := kafkatest.Tool(ctx, "ProducerPerformance", "--topic", topic, "--num-records", fmt.Sprint(records), "--record-size", "1000",
-		"--throughput", "-1", "--bootstrap-server", source.Addr, "--command-property", "linger.ms=10", "--command-property", "batch.size=131072")
+		"--throughput", "-1", "--bootstrap-server", source.Addr, "--command-property", "linger.ms=10", "batch.size=131072")
 	require.NoError(b, err)
 	ends, err := logEnds(ctx, source, topic)
 	require.NoError(b, err)

@@ -189,14 +189,11 @@ func Log(ctx context.Context, log Reader) iter.Seq2[Batch, error] {
 	}
 }
 
-// From leaves out what lies wholly below start.
-func From(batches iter.Seq2[Batch, error], start int64) iter.Seq2[Batch, error] {
+// Until leaves out what begins at end or above.
+func Until(batches iter.Seq2[Batch, error], end int64) iter.Seq2[Batch, error] {
 	return func(yield func(Batch, error) bool) {
 		for b, err := range batches {
-			if err == nil && b.Next <= start {
-				continue
-			}
-			if !yield(b, err) {
+			if err == nil && b.Base >= end || !yield(b, err) {
 				return
 			}
 		}
