@@ -146,6 +146,9 @@ func (r *reader) chunk(ctx context.Context, limit int64, yield func(kafka.Messag
 			return false, nil
 		}
 		if err == nil {
+			err = reaches(&h, r.pos)
+		}
+		if err == nil {
 			err = r.batch(ctx, h, raw, aborted, end, yield)
 		}
 		if err == errBreak {
@@ -159,6 +162,14 @@ func (r *reader) chunk(ctx context.Context, limit int64, yield func(kafka.Messag
 		b = b[len(raw):]
 	}
 	return true, nil
+}
+
+// reaches refuses a batch that a host should not have answered for the offset: whoever reads on behind it would never end.
+func reaches(h *batch.Header, offset int64) error {
+	if h.Next() <= offset {
+		return fmt.Errorf("%w: the host answered batch [%d, %d)", batch.ErrCorrupt, h.Base, h.Next())
+	}
+	return nil
 }
 
 // endOf is where the last whole batch in b ends.
@@ -397,6 +408,9 @@ func (p *Partition) OffsetForTime(ctx context.Context, t time.Time) (offset int6
 			return fail(err)
 		}
 		h, err := batch.Parse(head[:n])
+		if err == nil {
+			err = reaches(&h, pos)
+		}
 		if err != nil {
 			return fail(err)
 		}

@@ -415,6 +415,49 @@ func TestDamagedBatchesAreNamed(t *testing.T) {
 	}
 }
 
+// lying answers the log's first batch for any offset.
+type lying struct {
+	*memlog.Host
+	now bool
+}
+
+type lyingLog struct {
+	mirror.Log
+	host *lying
+}
+
+func (h *lying) OpenLog(ctx context.Context, topic string, partition int32) (mirror.Log, error) {
+	l, err := h.Host.OpenLog(ctx, topic, partition)
+	return &lyingLog{l, h}, err
+}
+
+func (l *lyingLog) Read(ctx context.Context, offset int64, buf []byte) (int, error) {
+	if l.host.now {
+		offset = 0
+	}
+	return l.Log.Read(ctx, offset, buf)
+}
+
+func TestAHostThatAnswersOtherBatchesIsNamed(t *testing.T) {
+	ctx := t.Context()
+	host := &lying{Host: memlog.New()}
+	require.NoError(t, host.EnsureTopic(ctx, mirror.Topic{Name: "orders", Partitions: 1}))
+	c, err := mirror.Open(ctx, host)
+	require.NoError(t, err)
+	defer c.Close()
+	p, err := c.Partition(ctx, "orders", 0)
+	require.NoError(t, err)
+	for range 3 {
+		add(t, p, values(batch.Header{}, "a"))
+	}
+	host.now = true
+	got, err := collect(ctx, p, 1)
+	require.EqualError(t, err, "records of orders-0 at offset 1: record batch is corrupt: the host answered batch [0, 1)")
+	require.Empty(t, got)
+	_, _, err = p.OffsetForTime(ctx, time.UnixMilli(1))
+	require.ErrorIs(t, err, batch.ErrCorrupt)
+}
+
 // recoded gives a batch the body and the codec.
 func recoded(header []byte, codec compress.Compression, records int, body []byte) []byte {
 	b := append(bytes.Clone(header[:batch.HeaderSize]), body...)
