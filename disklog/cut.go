@@ -225,14 +225,14 @@ func (l *log) withoutTail(old *view, b bounds) (*view, []*segment, error) {
 			seg, known = &segment{base: seg.base}, nil
 			v.synced, v.named = pos, true
 		} else {
-			v.synced, v.unsure = min(old.synced, pos), old.unsure
+			v.synced = min(old.synced, pos)
 		}
 		t, err := l.resume(seg, pos, known, false)
 		if err != nil {
 			return nil, nil, err
 		}
 		v.show(seg, &t)
-		v.dirty = true
+		v.dirty, v.unsure = true, v.unsure || seg == old.active && old.unsure
 		break
 	}
 	v.sealed = slices.Clip(v.sealed) // what is sealed next must not overwrite what readers of the old view see

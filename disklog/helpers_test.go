@@ -21,8 +21,8 @@ var quiet = Logger(slog.New(slog.NewTextHandler(io.Discard, nil)))
 func mk(base int64, n, size int, ts int64) []byte {
 	b := make([]byte, max(size, batch.HeaderSize))
 	r := rand.New(rand.NewPCG(uint64(base), uint64(ts)^uint64(size)<<32))
-	for i := batch.HeaderSize; i < len(b); i++ {
-		b[i] = byte(r.Uint32())
+	for i := batch.HeaderSize; i+8 <= len(b); i += 8 {
+		binary.BigEndian.PutUint64(b[i:], r.Uint64())
 	}
 	binary.BigEndian.PutUint64(b, uint64(base))
 	binary.BigEndian.PutUint32(b[8:], uint32(len(b)-batch.LengthSize))
@@ -78,7 +78,7 @@ func openReadOnlyMem(fs vfs.FS) (*Host, error) {
 func contents(l mirror.Log) ([]byte, error) {
 	var all []byte
 	off, end := l.Bounds()
-	buf := make([]byte, 1<<20)
+	buf := make([]byte, 64<<10)
 	for off < end {
 		n, err := l.Read(context.Background(), off, buf)
 		if err != nil {
@@ -91,8 +91,11 @@ func contents(l mirror.Log) ([]byte, error) {
 			}
 			off, got = b.Next, got+len(b.Bytes)
 		}
-		if got == 0 {
+		if got == 0 && len(buf) > 16<<20 {
 			return all, io.ErrUnexpectedEOF
+		}
+		if got == 0 {
+			buf = make([]byte, 2*len(buf)) // one batch is larger
 		}
 		all = append(all, buf[:got]...)
 	}

@@ -197,9 +197,9 @@ func (l *log) assemble(d *folder, old *view) (*view, owed, error) {
 		v.synced, v.named = size, true
 		if torn {
 			v.synced, v.named, v.dirty = t.from, false, true
-			v.unsure = t.index.stored > 0
-		} else if l.clean != nil {
-			v.unsure = l.clean.Unsure
+		}
+		if l.clean != nil {
+			v.unsure = v.unsure || l.clean.Unsure
 		}
 		o.trim = t.grow.size < size || t.excess
 	}
@@ -250,12 +250,13 @@ type tail struct {
 	end    int64 // of the log, if this is its last segment
 	from   int64 // where the walk began: what lies before was durable
 	stop   error // why the walk ended before the segment did
+	unsure bool  // times may lack entries
 	excess bool  // the index files hold more than index and times say
 }
 
 // show makes a segment the active one.
 func (v *view) show(s *segment, t *tail) {
-	v.active, v.grow, v.index, v.times, v.end = s, t.grow, t.index, t.times, t.end
+	v.active, v.grow, v.index, v.times, v.unsure, v.end = s, t.grow, t.index, t.times, t.unsure, t.end
 }
 
 // resume finds out what must be known of a segment, of which the first size bytes count, to append to it: it takes what the
@@ -264,15 +265,15 @@ func (v *view) show(s *segment, t *tail) {
 //
 // If torn is set, a crash may have left anything behind the last entry of the index: CRCs are checked, and the walk ends
 // where the batches do. The index file itself was not synced either, but shows it: its entries no longer ascend, or its
-// last one does not name a batch. Of the time index the last entries may be missing without a trace; so in a torn segment it
-// is not believed (view.unsure), and written anew before the segment is sealed.
+// last one does not name a batch. Of the time index the last entries, or the file, may be missing without a trace; then it is
+// not believed (unsure), and written anew before the segment is sealed.
 func (l *log) resume(s *segment, size int64, v *view, torn bool) (tail, error) {
 	t := tail{grow: newGrowth(s.base), end: s.base}
 	err := l.with(s, logFile, false, func(f vfs.File) error {
 		sc := newScanner(f, size)
 		defer sc.close()
 		if torn && v != nil { // a reader beside a running writer looks again: go on where it stopped
-			t.grow, t.index, t.times, t.end = v.grow, v.index, v.times, v.end
+			t.grow, t.index, t.times, t.unsure, t.end = v.grow, v.index, v.times, v.unsure, v.end
 		} else if err := l.resumeIndexes(&t, s, sc, v, torn); err != nil {
 			return err
 		}
@@ -357,6 +358,7 @@ func (l *log) resumeIndexes(t *tail, s *segment, sc *scanner, v *view, torn bool
 	if n == 0 {
 		return nil
 	}
+	t.unsure = torn || err != nil
 	h, err := sc.header(0)
 	if err != nil {
 		return l.damage(s, 0, err)

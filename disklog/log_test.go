@@ -271,6 +271,54 @@ func TestSyncThatFailedIsNotTakenForDoneTheNextTime(t *testing.T) {
 	}
 }
 
+func TestSyncCoversNoAppendThatComesWhileItRuns(t *testing.T) {
+	fs := vfs.NewMem()
+	_, l := openMem(t, fs)
+	a, b := mk(0, 10, 3000, 1), mk(10, 10, 3000, 2)
+	require.NoError(t, l.Append(ctx, a))
+	fs.Hook(func(c vfs.Call) error {
+		if c.Op == "syncdir" { // the bytes of a are on disk, its name comes next
+			fs.Hook(nil)
+			return l.Append(ctx, b)
+		}
+		return nil
+	})
+	require.NoError(t, l.Sync(ctx))
+	requireContents(t, l, a, b)
+	require.NoError(t, l.Sync(ctx))
+	for seed := range uint64(20) {
+		_, crashed := openMem(t, fs.Crash(newRand(seed)))
+		requireContents(t, crashed, a, b)
+	}
+}
+
+func TestBatchesOfAnAppendThatFailedNeverStandBehindTheNext(t *testing.T) {
+	for seed := range uint64(500) {
+		fs := vfs.NewMem()
+		_, l := openMem(t, fs)
+		a := mk(0, 1, 1000, 1)
+		require.NoError(t, l.Append(ctx, a))
+		require.NoError(t, l.Sync(ctx))
+		fs.Hook(func(c vfs.Call) error {
+			if c.Op == "write" {
+				return &vfs.Short{N: 2500, Err: syscall.EIO}
+			}
+			return nil
+		})
+		require.ErrorIs(t, l.Append(ctx, cat(mk(1, 1, 1000, 2), mk(2, 1, 1000, 2), mk(3, 1, 1000, 2))), syscall.EIO)
+		requireContents(t, l, a)
+		fs.Hook(nil)
+		b := mk(1, 1, 1000, 3)
+		require.NoError(t, l.Append(ctx, b))
+		_, crashed := openMem(t, fs.Crash(newRand(seed)))
+		if _, end := crashed.Bounds(); end > 1 {
+			requireContents(t, crashed, a, b)
+		} else {
+			requireContents(t, crashed, a)
+		}
+	}
+}
+
 func TestOffsetForTime(t *testing.T) {
 	for _, how := range []string{"fresh", "reopened", "crashed", "bare"} {
 		t.Run(how, func(t *testing.T) {

@@ -20,7 +20,7 @@ const sumLine = "\n#crc32c %08x\n"
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// temporary is what a small file is called until it is whole. No topic can be named so.
+// temporary is what a file is called until it is whole. No topic can be named so.
 func temporary(name string) string { return name + "~" }
 
 // store replaces a small file. Durable on return; on an error either the old or the new one is there.
@@ -29,9 +29,15 @@ func store(fsys vfs.FS, dir, name string, v any) error {
 	if err != nil {
 		return err
 	}
-	body = fmt.Appendf(body, sumLine, crc32.Checksum(body, castagnoli))
-	tmp := filepath.Join(dir, temporary(name))
-	f, err := fsys.Create(tmp)
+	if err := replace(fsys, filepath.Join(dir, name), fmt.Appendf(body, sumLine, crc32.Checksum(body, castagnoli))); err != nil {
+		return err
+	}
+	return fsys.SyncDir(dir)
+}
+
+// replace writes a file whole: whatever happens, the old or the new one is there. Which, a crash decides until its folder is synced.
+func replace(fsys vfs.FS, name string, body []byte) error {
+	f, err := fsys.Create(temporary(name))
 	if err != nil {
 		return err
 	}
@@ -42,10 +48,7 @@ func store(fsys vfs.FS, dir, name string, v any) error {
 	if err = errors.Join(err, f.Close()); err != nil {
 		return err
 	}
-	if err := fsys.Rename(tmp, filepath.Join(dir, name)); err != nil {
-		return err
-	}
-	return fsys.SyncDir(dir)
+	return fsys.Rename(temporary(name), name)
 }
 
 // load reads a small file. fs.ErrNotExist if there is none, *CorruptError if it is damaged.

@@ -3,8 +3,6 @@ package disklog
 import (
 	"context"
 	"slices"
-
-	"github.com/clustermirror/mirror/internal/vfs"
 )
 
 // repair writes the indexes of a segment anew, from its batches. It is tried once by the reader that finds them missing or
@@ -37,18 +35,11 @@ func (l *log) rebuild(s *segment) error {
 		return err
 	}
 	for kind, b := range map[int][]byte{indexFile: t.index.pending, timeFile: t.grow.addTime(t.times.pending)} {
-		err := l.with(s, kind, true, func(f vfs.File) error {
-			if err := f.Truncate(0); err != nil {
-				return err
-			}
-			if _, err := f.WriteAt(b, 0); err != nil {
-				return err
-			}
-			return f.Sync()
-		})
-		if err != nil {
+		// Nobody checks the indexes of a sealed segment after a crash, so they are never half there.
+		if err := replace(l.host.fs, l.path(s.base, kind), b); err != nil {
 			return err
 		}
+		l.host.files.forget(&s.files[kind])
 	}
 	return nil
 }

@@ -147,8 +147,11 @@ func (n *node) crash(r *rand.Rand, seen map[*node]*node) *node {
 		return c
 	}
 	// The extremes are the likeliest cuts, and mixtures the meanest.
-	survives := [...]float64{0, 1, 0.5, 0.9}[r.IntN(4)]
-	keep := func() bool { return r.Float64() < survives }
+	chance := func() func() bool {
+		p := [...]float64{0, 1, 0.5, 0.9}[r.IntN(4)]
+		return func() bool { return r.Float64() < p }
+	}
+	keep, keepSector := chance(), chance()
 	if !n.dir {
 		c := &node{data: slices.Clone(n.durable)}
 		seen[n] = c
@@ -156,8 +159,8 @@ func (n *node) crash(r *rand.Rand, seen map[*node]*node) *node {
 			switch {
 			case op.data == nil && keep():
 				c.data = resize(c.data, op.off)
-			case op.data != nil:
-				c.tear(op, keep)
+			case op.data != nil && keep():
+				c.tear(op, keepSector)
 			}
 		}
 		c.durable = slices.Clone(c.data)
@@ -178,7 +181,7 @@ func (n *node) crash(r *rand.Rand, seen map[*node]*node) *node {
 	return c
 }
 
-// tear writes those sectors of a write that are kept. The length may be kept although the bytes are not.
+// tear writes those sectors of a write that are kept. The length may be kept although bytes are not.
 func (n *node) tear(op fileOp, keep func() bool) {
 	if end := op.off + int64(len(op.data)); keep() && end > int64(len(n.data)) {
 		n.data = resize(n.data, end)
