@@ -163,7 +163,7 @@ func (b *Broker) signal(s os.Signal) {
 	if b.process == nil {
 		return
 	}
-	b.process.Process.Signal(s)
+	_ = b.process.Process.Signal(s) // fails only if it has ended
 	<-b.exited
 	b.process = nil
 }
@@ -224,7 +224,7 @@ func (b *Broker) launch() error {
 	}
 	exited := make(chan struct{})
 	go func() {
-		cmd.Wait()
+		_ = cmd.Wait() // why it ended stands in its log
 		close(exited)
 	}()
 	b.process, b.exited = cmd, exited
