@@ -14,8 +14,9 @@ import (
 )
 
 const (
-	fetchMost  = 18 // the newest version that is understood here
-	fetchNamed = 12 // the last one that goes by topic names
+	fetchMost   = 18 // the newest version that is understood here
+	fetchNamed  = 12 // the last one that goes by topic names
+	fetchEpochs = 12 // the first one that carries LastFetchedEpoch (Kafka 2.7)
 
 	finalEpoch = -1 // with session id 0: no session is wanted
 
@@ -73,9 +74,18 @@ func (s *Session) prepare(lim Limits) error {
 	return nil
 }
 
-// breaks says that a change doesn't fit into the broker's session.
+// breaks says that a change doesn't fit into the broker's session. Brokers before Kafka 2.7 keep the leader epoch that a
+// partition came into the session with, whatever is sent later: after an election they would fence it for ever.
 func (s *Session) breaks(q *part) bool {
-	return !q.gone && (q.known && q.want.ID != q.asked.ID || s.version > fetchNamed && q.want.ID == [16]byte{})
+	switch {
+	case q.gone:
+		return false
+	case s.version > fetchNamed && q.want.ID == [16]byte{}:
+		return true
+	case !q.known:
+		return false
+	}
+	return q.want.ID != q.asked.ID || s.version < fetchEpochs && q.want.CurrentLeaderEpoch != q.asked.CurrentLeaderEpoch
 }
 
 // moved says that the broker must be told.

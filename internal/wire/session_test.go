@@ -238,6 +238,28 @@ func TestTopicIDs(t *testing.T) {
 	})
 }
 
+func TestNewLeaderEpochReachesTheBroker(t *testing.T) {
+	for version, want := range map[int16]string{
+		18: "v18 session 7 epoch 1: id:0a/0@10",
+		12: "v12 session 7 epoch 1: a/0@10",
+		11: "v11 session 7 epoch 0: a/0@10 a/1@20", // the broker's session would keep the old one
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			v := modern()
+			v[kmsg.Fetch] = version
+			f := newFetcher(v)
+			s := newClient(t, &f.cluster).Session(1)
+			s.Set(at("a", 0, 10))
+			s.Set(at("a", 1, 20))
+			f.turn(t, s, answerTo(7, 0))
+			p := at("a", 0, 10)
+			p.CurrentLeaderEpoch++
+			s.Set(p)
+			require.Equal(t, want, f.turn(t, s, answerTo(7, 0)))
+		})
+	}
+}
+
 func TestFetchVersionIsTheNewestShared(t *testing.T) {
 	for version := int16(fetchFloor); version <= fetchMost+1; version++ {
 		t.Run(fmt.Sprint(version), func(t *testing.T) {
