@@ -278,14 +278,20 @@ func (p *Partition) olderState(ctx context.Context, r *replica) error {
 	return nil
 }
 
-// prove says whether what is here is the source's: same topic id, our epochs end where the source's do, and it holds our last
+// prove says whether what is here is the source's (the topic ids are the same): our epochs end where the source's do, and it holds our last
 // batch byte for byte.
-func (r *replica) prove(ctx context.Context, sameID bool) (bool, error) {
+func (r *replica) prove(ctx context.Context) (bool, error) {
 	r.mu.Lock()
 	p, leader, epoch := r.part, r.leader, r.leaderEpoch
 	r.mu.Unlock()
-	if !sameID || leader < 0 {
-		return false, nil
+	r.m.mu.Lock()
+	confirmed := r.t.confirmed
+	r.m.mu.Unlock()
+	if !confirmed {
+		return false, nil // a source without topic ids, or not asked yet
+	}
+	if leader < 0 {
+		return false, errNoLeader
 	}
 	l, err := p.lineage(ctx)
 	if err != nil {

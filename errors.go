@@ -30,6 +30,9 @@ var (
 	ErrNoProof = errors.New("records here are not proven to be the source's")
 	// ErrWritten is returned by Resume for a stopped topic in which records were written since: they would be cut.
 	ErrWritten = errors.New("records were written here since the mirror was stopped")
+	// ErrPeerActive is returned for a topic that the source itself mirrors from here, directly or through others: neither side
+	// could go on.
+	ErrPeerActive = errors.New("the source mirrors this topic from here")
 	// ErrDetached is returned by what needs the source of a mirror that was found in the state without one.
 	ErrDetached = errors.New("mirror has no source attached")
 	// ErrFenced is returned once another Coordinator was opened on the same host.

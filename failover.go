@@ -306,9 +306,8 @@ func (r *replica) missing(ctx context.Context) error {
 	return nil
 }
 
-// resume begins a new round of a stopped topic. Records that were written here since the last mirrored position would be cut: that is
-// refused with the ranges, unless overwrite allows it.
-func (m *Mirror) resume(ctx context.Context, t *mirrorTopic, overwrite bool) error {
+// resume begins a new round of a stopped topic.
+func (m *Mirror) resume(ctx context.Context, t *mirrorTopic, h how) error {
 	if err := t.command.acquire(ctx); err != nil {
 		return err
 	}
@@ -318,94 +317,19 @@ func (m *Mirror) resume(ctx context.Context, t *mirrorTopic, overwrite bool) err
 	}
 	for _, r := range t.partitions() {
 		r.mu.Lock()
-		s := r.stored.state
+		s, busy := r.stored.state, r.busy
 		r.mu.Unlock()
-		if s != Stopped {
+		if s != Stopped || busy {
 			return hint(fmt.Errorf("partition %d is still %s", r.num, s), "wait until it is STOPPED")
 		}
 	}
-	reopen := func() {
-		for _, r := range t.partitions() {
-			m.c.gate.setOpen(t.name, r.num, r.isTakenOver())
-		}
-	}
-	var lost []Range
-	recs := []statelog.Record{t.record(Mirroring, int32(len(t.partitions())))}
-	rounds := make(map[*replica]round)
-	for _, r := range t.partitions() {
-		m.c.gate.setOpen(t.name, r.num, false)
-		rd, written, err := r.nextRound(ctx, overwrite)
-		if err != nil {
-			reopen()
-			return err
-		}
-		if written != nil {
-			lost = append(lost, *written)
-		}
-		rounds[r] = rd
-		recs = append(recs, r.roundRecord(rd), r.stateRecord(stored{state: Preparing, before: Unknown, epoch: r.stored.epoch + 1}))
-	}
-	if len(lost) > 0 && !overwrite {
-		reopen()
-		return hint(&RangeError{lost, ErrWritten}, "Overwrite drops them")
-	}
-	if err := m.c.put(ctx, recs...); err != nil {
-		reopen()
-		return err
-	}
-	for r, rd := range rounds {
-		r.mu.Lock()
-		r.round = rd
-		r.stored = stored{state: Preparing, before: Unknown, epoch: r.stored.epoch + 1}
-		r.mu.Unlock()
-	}
-	m.mu.Lock()
-	t.wished = Mirroring
-	m.mu.Unlock()
-	m.refreshSoon()
-	for r := range rounds {
-		r.kick()
-	}
-	return nil
+	return m.beginRound(ctx, t, h)
 }
 
 func (r *replica) isTakenOver() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.round.TakenOver
-}
-
-// nextRound is the round that follows a stop, and what was written here since by others than the stop itself.
-func (r *replica) nextRound(ctx context.Context, overwrite bool) (round, *Range, error) {
-	r.mu.Lock()
-	rd := r.round
-	r.mu.Unlock()
-	rd = round{
-		Number: rd.Number + 1, Peer: r.m.peerID(), Existed: true, Open: rd.TakenOver,
-		Epoch: rd.Epoch, Offset: rd.Offset, Known: rd.Stored || rd.Known,
-	}
-	p, err := r.partition(ctx)
-	if errors.Is(err, ErrUnknownPartition) {
-		return rd, nil, nil
-	}
-	if err == nil {
-		err = p.drain(ctx)
-	}
-	if err != nil || !rd.Open {
-		return rd, nil, err // the gate was never open: nobody wrote
-	}
-	start, end := p.Bounds()
-	from := start
-	if rd.Known {
-		from = max(start, rd.Offset)
-	} else if overwrite {
-		rd.Empty = true
-	}
-	written, err := p.hasData(ctx, from)
-	if err != nil || !written {
-		return rd, nil, err
-	}
-	return rd, &Range{r.num, from, end}, nil
 }
 
 // hasData says whether there is a batch from an offset on that a consumer can see.
@@ -445,7 +369,10 @@ func (r *replica) byPosition(ctx context.Context, p *Partition) error {
 	}
 	to := l.start // no epoch at or below the position's: nothing here came from the source
 	if end, ok := l.endOf(rd.Epoch); ok {
-		to = min(rd.Offset, end)
+		to = end
+	}
+	if rd.Offset >= 0 {
+		to = min(to, rd.Offset)
 	}
 	if to >= l.end {
 		return nil

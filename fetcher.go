@@ -340,10 +340,10 @@ func (f *fetcher) check(resp *wire.Response, progress func()) (work []fetched) {
 			continue
 		}
 		w := fetched{c: c, bytes: v.bytes, base: v.base, epoch: v.epoch, sourceEnd: max(a.HighWatermark, v.next), logStart: a.LogStart}
-		if start, end := r.part.Bounds(); len(v.bytes) > 0 || w.logStart > start {
+		start, end := r.part.Bounds()
+		r.seen(w.logStart, w.sourceEnd, end) // before the append, which may hang
+		if len(v.bytes) > 0 || w.logStart > start {
 			work = append(work, w)
-		} else {
-			r.seen(w.logStart, w.sourceEnd, end)
 		}
 		if len(v.bytes) > 0 {
 			c.next, c.epoch = v.next, max(c.epoch, v.epoch)

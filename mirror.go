@@ -91,18 +91,21 @@ type mirrorTopic struct {
 	name string
 	id   TopicID
 
-	command  lock // one command on a topic at a time
-	wished   wish
-	replicas []*replica
-	missing  int // refreshes in a row that did not find it at the source
+	command   lock // one command on a topic at a time
+	wished    wish
+	upstreams []string // clusters that the source mirrors the topic from, and so on up
+	replicas  []*replica
+	confirmed bool // the source says that its topic has this id
+	missing   int  // refreshes in a row that did not find it at the source
 }
 
 // topicRecord and mirrorRecord are what is persisted of them.
 type (
 	topicRecord struct {
-		Name       string `json:"name"`
-		Wished     wish   `json:"wished"`
-		Partitions int32  `json:"partitions"`
+		Name       string   `json:"name"`
+		Wished     wish     `json:"wished"`
+		Partitions int32    `json:"partitions"`
+		Upstreams  []string `json:"upstreams,omitempty"`
 	}
 	mirrorRecord struct {
 		Peer string `json:"peer"`
@@ -220,18 +223,20 @@ func (c *Coordinator) loadMirror(name string) error {
 			return err
 		}
 		t := m.newTopic(v.Name, k.Topic, v.Wished, v.Partitions)
-		c.gate.closeTopic(t.name, name, v.Partitions)
 		for _, r := range t.replicas {
 			if err := r.load(c.store); err != nil {
 				return err
 			}
-			c.gate.setOpen(t.name, r.num, r.round.TakenOver)
 		}
+		t.upstreams = v.Upstreams
 		m.topics[t.name] = t
 	}
 	c.mu.Lock()
 	c.mirrors[name] = m
 	c.mu.Unlock()
+	for topic := range m.topics { // of several mirrors that have had it, the one that mirrors it now decides
+		c.gateOf(c.ownerOf(topic))
+	}
 	return nil
 }
 
@@ -243,8 +248,12 @@ func (m *Mirror) newTopic(name string, id TopicID, wished wish, partitions int32
 	return t
 }
 
+func (t *mirrorTopic) key() statelog.Key {
+	return statelog.Key{Type: typeTopic, Mirror: t.m.name, Topic: t.id}
+}
+
 func (t *mirrorTopic) record(wished wish, partitions int32) statelog.Record {
-	return record(statelog.Key{Type: typeTopic, Mirror: t.m.name, Topic: t.id}, topicRecord{t.name, wished, partitions})
+	return record(t.key(), topicRecord{t.name, wished, partitions, t.upstreams})
 }
 
 // wish is what is wished for the topic, and whether anything can be done about it now.
@@ -344,23 +353,29 @@ func (m *Mirror) AddTopics(ctx context.Context, topics ...string) error {
 	found, sourceErr := m.look(ctx, fresh)
 	return m.each(ctx, topics, func(ctx context.Context, name string) error {
 		if t := m.topic(name); t != nil {
-			return t.again()
+			return m.again(ctx, t)
 		}
 		if sourceErr != nil {
 			return hint(sourceErr, "check the address and the network, then add it again; nothing was stored")
 		}
-		return m.add(ctx, name, found[name])
+		return m.add(ctx, name, found[name], adding)
 	})
 }
 
-// again is what AddTopics answers for a topic that is in the mirror.
-func (t *mirrorTopic) again() error {
-	t.m.mu.Lock()
-	defer t.m.mu.Unlock()
-	if t.wished == Stopped {
-		return hint(ErrStopped, "Resume starts it again")
+// again is what AddTopics does with a topic that is in the mirror: nothing, unless it was stopped here and then mirrored on by the other
+// side, which has stopped it too.
+func (m *Mirror) again(ctx context.Context, t *mirrorTopic) error {
+	if t.wishedNow() != Stopped {
+		return nil
 	}
-	return nil
+	if m.client == nil {
+		return hint(ErrStopped, "Resume mirrors it again, once the source is attached")
+	}
+	err := m.resume(ctx, t, adding)
+	if err != nil && isSourceTrouble(err) {
+		return hint(fmt.Errorf("%w, and the source can't be asked whether it has gone on since: %w", ErrStopped, err), "add it again when it answers, or Resume it")
+	}
+	return err
 }
 
 // Remove takes topics over: WARNING, it is failover. Fetching ends, what was fetched is synced, the last mirrored position is stored,
@@ -412,29 +427,48 @@ func (m *Mirror) Pause(ctx context.Context, topics ...string) error {
 // records were written here since, it is refused with ErrWritten and the ranges. It returns when that is durable. Resuming a topic
 // that is mirrored changes nothing.
 func (m *Mirror) Resume(ctx context.Context, topics ...string) error {
-	return m.restartTopics(ctx, topics, false)
-}
-
-// Overwrite is Resume that drops what was written here since the topics were stopped. WARNING: those records are lost; each range is
-// reported as an event and counted.
-func (m *Mirror) Overwrite(ctx context.Context, topics ...string) error {
-	return m.restartTopics(ctx, topics, true)
-}
-
-func (m *Mirror) restartTopics(ctx context.Context, topics []string, overwrite bool) error {
 	return m.each(ctx, topics, func(ctx context.Context, name string) error {
 		t := m.topic(name)
-		switch {
-		case t == nil:
+		if t == nil {
 			return hint(ErrUnknownTopic, "it is not in this mirror")
-		case t.wishedNow() != Stopped:
-			_, err := m.want(ctx, name, Mirroring)
-			return err
-		case m.client == nil:
-			return ErrDetached
 		}
-		return m.resume(ctx, t, overwrite)
+		return m.restart(ctx, t, resuming)
 	})
+}
+
+// Overwrite mirrors topics whatever stands here. WARNING: records are lost. Of a stopped topic it drops what was written here since the
+// last mirrored position; of a topic that AddTopics refuses with ErrNoProof, all records of the refused partitions. Each range is
+// reported as an event and counted.
+func (m *Mirror) Overwrite(ctx context.Context, topics ...string) error {
+	var fresh []string
+	for _, name := range topics {
+		if m.topic(name) == nil {
+			fresh = append(fresh, name)
+		}
+	}
+	found, sourceErr := m.look(ctx, fresh)
+	return m.each(ctx, topics, func(ctx context.Context, name string) error {
+		t := m.topic(name)
+		if t == nil && sourceErr != nil {
+			return sourceErr
+		}
+		if t == nil {
+			return m.add(ctx, name, found[name], overwriting)
+		}
+		return m.restart(ctx, t, overwriting)
+	})
+}
+
+// restart makes paused topics go on, and begins a round of stopped ones.
+func (m *Mirror) restart(ctx context.Context, t *mirrorTopic, h how) error {
+	switch {
+	case t.wishedNow() != Stopped:
+		_, err := m.want(ctx, t.name, Mirroring)
+		return err
+	case m.client == nil:
+		return ErrDetached
+	}
+	return m.resume(ctx, t, h)
 }
 
 // Recover tries FAILED partitions of the topics again, also those where someone must decide first: calling it is the decision. With

@@ -273,13 +273,7 @@ func (r *replica) to(ctx context.Context, e event, cause error, change func(*rou
 	if change != nil {
 		change(&rd)
 	}
-	switch {
-	case old.state == Stopped && state == Preparing:
-		// The next round; what the last one stored holds until this one stores its own.
-		rd = round{
-			Number: rd.Number + 1, Peer: r.m.peerID(), Existed: true, Open: rd.TakenOver, Epoch: rd.Epoch, Offset: rd.Offset,
-		}
-	case state == Mirroring:
+	if state == Mirroring {
 		rd.Aligned = true
 	}
 	recs := []statelog.Record{r.stateRecord(s)}

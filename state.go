@@ -131,7 +131,7 @@ func pursue(s State, wished wish, aligned bool) event {
 		}
 	case Mirroring:
 		switch {
-		case s == Unknown, s == Stopped, s == Pausing:
+		case s == Unknown, s == Pausing: // STOPPED is left by beginRound only: it decides what the next round begins with
 			return evPrepare
 		case s == Paused && aligned:
 			return evResume

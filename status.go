@@ -21,6 +21,7 @@ type TopicStatus struct {
 	Name       string            `json:"name"`
 	ID         TopicID           `json:"id"`
 	Desired    State             `json:"desired"`
+	Upstreams  []string          `json:"upstreams,omitempty"` // clusters that the source mirrors it from, and so on up
 	Partitions []PartitionStatus `json:"partitions"`
 }
 
@@ -42,6 +43,7 @@ type PartitionStatus struct {
 	Bytes       int64     `json:"bytes"`        // appended since Start
 	LeaderEpoch int32     `json:"leader_epoch"` // here; -1 before the first
 	Source      int32     `json:"source_leader_epoch"`
+	TakenOver   bool      `json:"taken_over,omitempty"`             // writable here
 	Position    *Position `json:"last_mirrored_position,omitempty"` // of the last round that was stopped
 	Totals      Totals    `json:"totals"`
 }
@@ -72,13 +74,31 @@ func (m *Mirror) Describe() Status {
 	}
 	m.mu.Unlock()
 	for _, t := range m.mustAll() {
-		ts := TopicStatus{Name: t.name, ID: t.id, Desired: t.wishedNow()}
+		ts := TopicStatus{Name: t.name, ID: t.id, Desired: t.wishedNow(), Upstreams: t.chain()}
 		for _, r := range t.partitions() {
 			ts.Partitions = append(ts.Partitions, r.status(time.Now()))
 		}
 		s.Topics = append(s.Topics, ts)
 	}
 	return s
+}
+
+func (t *mirrorTopic) chain() []string {
+	t.m.mu.Lock()
+	defer t.m.mu.Unlock()
+	return append([]string(nil), t.upstreams...)
+}
+
+// Describe is the status of every mirror, by name.
+func (c *Coordinator) Describe() []Status {
+	var list []Status
+	for _, name := range c.Mirrors() {
+		c.mu.Lock()
+		m := c.mirrors[name]
+		c.mu.Unlock()
+		list = append(list, m.Describe())
+	}
+	return list
 }
 
 func (r *replica) status(now time.Time) PartitionStatus {
@@ -88,7 +108,8 @@ func (r *replica) status(now time.Time) PartitionStatus {
 		Partition: r.num, State: r.stored.state, Health: r.health, Before: r.stored.before, Attempts: r.stored.tries,
 		SourceStart: r.sourceStart, SourceEnd: r.sourceEnd, Bytes: r.bytes, Lag: -1, LagTime: -1, Source: r.leaderEpoch, LeaderEpoch: -1, Totals: r.totals,
 	}
-	if r.round.Stored {
+	s.TakenOver = r.round.TakenOver
+	if r.round.Stored || r.round.Known {
 		s.Position = &Position{r.round.Epoch, r.round.Offset}
 	}
 	if r.part != nil {

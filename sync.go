@@ -109,7 +109,7 @@ func (m *Mirror) refresh(ctx context.Context) error {
 			}
 		}
 	}
-	return nil
+	return m.refreshChains(ctx, md, active)
 }
 
 // sameCluster refuses a source that is not the one this mirror began with, or is this host itself.
@@ -145,6 +145,7 @@ func (m *Mirror) learn(ctx context.Context, t *mirrorTopic, meta wire.TopicMeta)
 	}
 	m.mu.Lock()
 	t.missing = 0
+	t.confirmed = TopicID(meta.ID) == t.id
 	m.mu.Unlock()
 	if id := TopicID(meta.ID); id != (TopicID{}) && id != t.id {
 		err := fmt.Errorf("topic %s was recreated at the source: its id is %s, here it is %s; nothing is appended onto the old log. Remove it here, delete it, and add it anew", t.name, id, t.id)
@@ -277,7 +278,7 @@ func (m *Mirror) look(ctx context.Context, names []string) (map[string]wire.Topi
 
 // add takes a new topic into the mirror: the gate is closed, local writers have ended, what is here is proven to be the source's
 // or is nothing, and then PREPARING is persisted for every partition at once.
-func (m *Mirror) add(ctx context.Context, name string, meta wire.TopicMeta) error {
+func (m *Mirror) add(ctx context.Context, name string, meta wire.TopicMeta, h how) error {
 	switch {
 	case internalTopic(name) || meta.Internal:
 		return hint(ErrInternalTopic, "internal topics are not mirrored")
@@ -294,10 +295,10 @@ func (m *Mirror) add(ctx context.Context, name string, meta wire.TopicMeta) erro
 	}
 	defer release()
 	if t := m.topic(name); t != nil { // another call was faster
-		return t.again()
+		return m.again(ctx, t)
 	}
-	if owner := m.c.owner(name); owner != "" {
-		return hint(fmt.Errorf("%w: %s", ErrTopicOwned, owner), "Remove it there first")
+	if owner := m.c.ownerOf(name); owner != nil && !owner.over() {
+		return hint(fmt.Errorf("%w: %s", ErrTopicOwned, owner.m.name), "Remove it there first")
 	}
 	n := int32(len(meta.Partitions))
 	here, err := m.c.listTopics(ctx)
@@ -311,17 +312,6 @@ func (m *Mirror) add(ctx context.Context, name string, meta wire.TopicMeta) erro
 	case exists && local.Partitions > n:
 		return hint(fmt.Errorf("topic has %d partitions here, %d at the source: partitions are never removed", local.Partitions, n), "delete the topic here")
 	}
-	m.c.gate.closeTopic(name, m.name, n)
-	if err := m.adopt(ctx, name, meta, exists); err != nil {
-		m.c.gate.release(name)
-		return err
-	}
-	return nil
-}
-
-// adopt creates the topic, or takes over what is there, with the gate closed.
-func (m *Mirror) adopt(ctx context.Context, name string, meta wire.TopicMeta, exists bool) error {
-	n := int32(len(meta.Partitions))
 	if err := m.c.host.EnsureTopic(ctx, Topic{Name: name, ID: TopicID(meta.ID), Partitions: n}); err != nil {
 		return fmt.Errorf("create the topic here: %w", err)
 	}
@@ -330,57 +320,16 @@ func (m *Mirror) adopt(ctx context.Context, name string, meta wire.TopicMeta, ex
 		return err
 	}
 	t := m.newTopic(name, first.ID, Mirroring, n)
-	leaders := make(map[int32]wire.PartitionMeta, n)
+	t.confirmed = TopicID(meta.ID) == first.ID
 	for _, p := range meta.Partitions {
-		leaders[p.ID] = p
+		if p.ID >= 0 && p.ID < n {
+			t.replicas[p.ID].leader, t.replicas[p.ID].leaderEpoch = p.Leader, p.LeaderEpoch
+		}
 	}
-	var unproven []Range
 	for _, r := range t.replicas {
-		if p, ok := leaders[r.num]; ok {
-			r.leader, r.leaderEpoch = p.Leader, p.LeaderEpoch
-		}
-		r.round = round{Number: 1, Peer: m.peerID(), Existed: exists, Open: exists, Epoch: -1, Offset: -1}
-		r.stored = stored{state: Preparing, before: Unknown, epoch: 1}
-		if !exists {
-			continue
-		}
-		p, err := r.partition(ctx)
-		if err != nil {
-			return err
-		}
-		if err := p.drain(ctx); err != nil {
-			return err
-		}
-		start, end := p.Bounds()
-		if start == end && end == 0 {
-			continue
-		}
-		proven, err := r.prove(ctx, first.ID == TopicID(meta.ID))
-		if err != nil {
-			return fmt.Errorf("compare partition %d with the source: %w", r.num, err)
-		}
-		if !proven {
-			unproven = append(unproven, Range{r.num, start, end})
-		}
+		r.round.Existed, r.round.Open = exists && r.num < local.Partitions, exists && r.num < local.Partitions
 	}
-	if len(unproven) > 0 {
-		return hint(&RangeError{unproven, ErrNoProof}, "delete the topic here to mirror it from the source's start")
-	}
-	recs := []statelog.Record{t.record(Mirroring, n)}
-	for _, r := range t.replicas {
-		recs = append(recs, r.stateRecord(r.stored), r.roundRecord(r.round))
-	}
-	if err := m.c.put(ctx, recs...); err != nil {
-		return err
-	}
-	m.mu.Lock()
-	m.topics[name] = t
-	m.mu.Unlock()
-	m.refreshSoon()
-	for _, r := range t.replicas {
-		r.kick()
-	}
-	return nil
+	return m.beginRound(ctx, t, h)
 }
 
 // claim makes one AddTopics of a name wait for another, whichever mirror they come from.
@@ -398,17 +347,30 @@ func (c *Coordinator) claim(ctx context.Context, name string) (release func(), e
 	return l.release, nil
 }
 
-// owner is the mirror that has the topic; "" if none has.
-func (c *Coordinator) owner(topic string) string {
+// ownerOf is the topic in the mirror that has it: one that mirrors it goes before one that has stopped. Nil if none has.
+func (c *Coordinator) ownerOf(topic string) (owner *mirrorTopic) {
 	c.mu.Lock()
 	mirrors := slices.Collect(maps.Values(c.mirrors))
 	c.mu.Unlock()
 	for _, m := range mirrors {
-		if m.topic(topic) != nil {
-			return m.name
+		if t := m.topic(topic); t != nil && (owner == nil || !t.over()) {
+			owner = t
 		}
 	}
-	return ""
+	return owner
+}
+
+// over says that the mirror has stopped the topic, in all partitions.
+func (t *mirrorTopic) over() bool {
+	for _, r := range t.partitions() {
+		r.mu.Lock()
+		s := r.stored.state
+		r.mu.Unlock()
+		if s != Stopped {
+			return false
+		}
+	}
+	return t.wishedNow() == Stopped
 }
 
 // freshTopic lists again, since the topic may just have been made.

@@ -1,0 +1,407 @@
+package mirror
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/clustermirror/mirror/internal/statelog"
+	"github.com/clustermirror/mirror/internal/wire"
+)
+
+// How a round begins: for a new topic, for one that was stopped, and for one that comes back from the side that had taken it over
+// (failback). All three close the gate, find out what of the log is the source's, persist PREPARING, and look at the peer a second
+// time before anything can be cut:
+//
+//	gate closed -> local writers ended -> peer asked -> position chosen -> PREPARING persisted -> peer asked again
+//	                                                                          |                       |
+//	                                                       refused: everything as before  <-----------+-> alignment (align.go)
+//
+// So two sides that add at once never cut each other: each sees the other's PREPARING in its second look, and takes its own back.
+
+// how says which verb begins the round.
+type how int
+
+const (
+	adding      how = iota // AddTopics: never undoes a takeover of this host
+	resuming               // Resume: goes on at the greatest position, if nothing written here is lost
+	overwriting            // Overwrite: drops what stands in the way
+)
+
+// peer is what the source's brokers say of their own mirrors of one topic.
+type peer struct {
+	positions map[int32]Position // last mirrored positions of what they mirrored from us
+	active    string             // why the topic can't be mirrored from them now; "" if nothing is in the way
+	upstreams []string           // clusters that they mirror the topic from, and so on up
+}
+
+// askPeer asks every broker of the source, since each knows the partitions that it leads. A broker without the requests for it has
+// never mirrored anything; any other failure is no answer, and never means "no position".
+func (m *Mirror) askPeer(ctx context.Context, t *mirrorTopic) (peer, error) {
+	var p peer
+	lookup := wire.TopicPartitions{ID: t.id}
+	for _, r := range t.partitions() {
+		lookup.Partitions = append(lookup.Partitions, r.num)
+	}
+	md, err := m.client.Metadata(ctx, []string{t.name})
+	if err != nil {
+		return p, fmt.Errorf("%w: %w", ErrSourceUnreachable, err)
+	}
+	for broker := range md.Brokers {
+		resp, err := m.client.DescribeMirrors(ctx, broker, &wire.DescribeMirrorsRequest{Lookups: []wire.TopicPartitions{lookup}})
+		if errors.Is(err, wire.ErrVersion) {
+			if err := m.askOlderPeer(ctx, broker, lookup, &p); err != nil {
+				return p, err
+			}
+			continue
+		}
+		if err == nil && resp.ErrorCode != 0 {
+			err = fmt.Errorf("error %d: %s", resp.ErrorCode, resp.ErrorMessage)
+		}
+		if err != nil {
+			return p, fmt.Errorf("ask broker %d of the source for its mirrors: %w", broker, err)
+		}
+		for _, v := range resp.Mirrors {
+			if err := p.hear(m.c.host.ClusterID(), t, v); err != nil {
+				return p, err
+			}
+		}
+	}
+	slices.Sort(p.upstreams)
+	p.upstreams = slices.Compact(p.upstreams)
+	return p, nil
+}
+
+// hear takes what a broker says of one mirror.
+func (p *peer) hear(us string, t *mirrorTopic, v wire.DescribedMirror) error {
+	if v.ErrorCode != 0 {
+		return fmt.Errorf("the source's mirror %s: error %d: %s", v.Name, v.ErrorCode, v.ErrorMessage)
+	}
+	for _, topic := range v.Topics {
+		if topic.Name != t.name || topic.ID != [16]byte{} && TopicID(topic.ID) != t.id {
+			continue
+		}
+		for _, part := range topic.Partitions {
+			if part.State != Stopped.String() {
+				chain := append([]string{v.SourceClusterID}, v.Upstreams...)
+				p.upstreams = append(p.upstreams, chain...)
+				if i := slices.Index(chain, us); i >= 0 {
+					p.active = fmt.Sprintf("the source's mirror %s is %s in partition %d and mirrors from here (%s)", v.Name, part.State, part.Partition, strings.Join(chain[:i+1], " <- "))
+				}
+				continue
+			}
+			if v.SourceClusterID == us {
+				p.position(part.Partition, Position{part.LastMirrorEpoch, part.LastMirrorOffset})
+			}
+		}
+	}
+	return nil
+}
+
+// askOlderPeer asks with the request that was replaced. Without epochs (version 0) its answers align nothing.
+func (m *Mirror) askOlderPeer(ctx context.Context, broker int32, lookup wire.TopicPartitions, p *peer) error {
+	resp, err := m.client.LastMirroredOffsets(ctx, broker, &wire.LastMirroredOffsetsRequest{ClusterID: m.c.host.ClusterID(), Topics: []wire.TopicPartitions{lookup}})
+	if errors.Is(err, wire.ErrVersion) {
+		return nil
+	}
+	if err == nil && resp.ErrorCode != 0 {
+		err = fmt.Errorf("error %d", resp.ErrorCode)
+	}
+	if err != nil {
+		return fmt.Errorf("ask broker %d of the source for last mirrored positions: %w", broker, err)
+	}
+	for _, topic := range resp.Topics {
+		for _, part := range topic.Partitions {
+			if part.ErrorCode == 0 && resp.Version >= 1 {
+				p.position(part.Partition, Position{part.Epoch, part.Offset})
+			}
+		}
+	}
+	return nil
+}
+
+func (p *peer) position(partition int32, v Position) {
+	if !v.known() {
+		return
+	}
+	if old, ok := p.positions[partition]; !ok || v.beats(old) {
+		if p.positions == nil {
+			p.positions = make(map[int32]Position)
+		}
+		p.positions[partition] = v
+	}
+}
+
+// known tells a position from none: (-1, n) is that of an empty log, (e, -1) knows the epoch only.
+func (p Position) known() bool { return p.Offset >= 0 || p.Epoch >= 0 }
+
+// beats says that p is the later one. An epoch without an offset never wins against a position with one.
+func (p Position) beats(q Position) bool {
+	if (p.Offset < 0) != (q.Offset < 0) {
+		return q.Offset < 0
+	}
+	return p.Epoch > q.Epoch || p.Epoch == q.Epoch && p.Offset > q.Offset
+}
+
+// ownPosition is the last mirrored position that this host stored for the pair of clusters, under whichever mirror's name.
+func (c *Coordinator) ownPosition(id TopicID, partition int32, cluster string) (best Position, ok bool) {
+	for k := range c.store.All(typeRound) {
+		if TopicID(k.Topic) != id || k.Partition != partition {
+			continue
+		}
+		rd, found, err := get[round](c.store, k)
+		if err != nil || !found || rd.Peer != cluster || !rd.Stored && !rd.Known {
+			continue
+		}
+		if p := (Position{rd.Epoch, rd.Offset}); p.known() && (!ok || p.beats(best)) {
+			best, ok = p, true
+		}
+	}
+	return best, ok
+}
+
+// beginRound takes a topic into a round, or leaves everything as it was. The caller holds the topic's command, or it is new.
+func (m *Mirror) beginRound(ctx context.Context, t *mirrorTopic, h how) error {
+	before := m.remember(t)
+	m.c.gate.closeTopic(t.name, m.name, int32(len(t.partitions())))
+	rounds, upstreams, err := m.chooseRounds(ctx, t, h)
+	if err == nil {
+		err = m.persistRounds(ctx, t, rounds, upstreams)
+	}
+	if err != nil {
+		return errors.Join(err, before.restore(ctx, false))
+	}
+	p, err := m.askPeer(ctx, t)
+	if err == nil && p.active != "" {
+		err = hint(fmt.Errorf("%w: %s", ErrPeerActive, p.active), "Remove it there first, then add it again")
+	}
+	if err != nil {
+		return errors.Join(err, before.restore(ctx, true))
+	}
+	for r, v := range rounds {
+		r.mu.Lock()
+		r.round, r.stored = v, stored{state: Preparing, before: Unknown, epoch: r.stored.epoch + 1}
+		r.mu.Unlock()
+	}
+	m.mu.Lock()
+	t.wished, t.upstreams = Mirroring, upstreams
+	m.topics[t.name] = t
+	m.mu.Unlock()
+	m.refreshSoon()
+	for r := range rounds {
+		r.kick()
+	}
+	return nil
+}
+
+// chooseRounds decides for each partition what the round begins with. Nothing is changed.
+func (m *Mirror) chooseRounds(ctx context.Context, t *mirrorTopic, h how) (_ map[*replica]round, upstreams []string, _ error) {
+	p, err := m.askPeer(ctx, t)
+	if err != nil {
+		return nil, nil, err
+	}
+	if p.active != "" {
+		return nil, nil, hint(fmt.Errorf("%w: %s", ErrPeerActive, p.active), "Remove it there first, then add it again")
+	}
+	rounds := make(map[*replica]round)
+	var unproven, written []Range
+	var taken []string
+	for _, r := range t.partitions() {
+		v, err := r.choose(ctx, p, h)
+		if err != nil {
+			return nil, nil, fmt.Errorf("partition %d: %w", r.num, err)
+		}
+		rounds[r] = v.round
+		if v.unproven != nil {
+			unproven = append(unproven, *v.unproven)
+		}
+		if v.written != nil {
+			written = append(written, *v.written)
+		}
+		if v.ours {
+			taken = append(taken, fmt.Sprintf("partition %d at epoch %d, offset %d", r.num, v.round.Epoch, v.round.Offset))
+		}
+	}
+	switch {
+	case h == adding && len(taken) > 0:
+		return nil, nil, hint(fmt.Errorf("%w here: %s", ErrStopped, strings.Join(taken, ", ")), "Resume mirrors it again")
+	case h != overwriting && len(unproven) > 0:
+		return nil, nil, hint(&RangeError{unproven, ErrNoProof}, "Overwrite drops them and mirrors the topic from the source's start")
+	case h == resuming && len(written) > 0:
+		return nil, nil, hint(&RangeError{written, ErrWritten}, "Overwrite drops them")
+	}
+	return rounds, p.upstreams, nil
+}
+
+// choice is what one partition's round would begin with, and what that would cost.
+type choice struct {
+	round    round
+	ours     bool   // the greatest position is one that this host stored when it took over
+	unproven *Range // records of which nothing proves that they are the source's
+	written  *Range // records that were written here after the position
+}
+
+func (r *replica) choose(ctx context.Context, p peer, h how) (c choice, err error) {
+	r.mu.Lock()
+	last := r.round
+	r.mu.Unlock()
+	c.round = round{Number: last.Number + 1, Peer: r.m.peerID(), Existed: true, Open: last.TakenOver || last.Number == 0 && last.Open, Epoch: -1, Offset: -1}
+	part, err := r.partition(ctx)
+	if errors.Is(err, ErrUnknownPartition) {
+		return c, nil
+	}
+	if err == nil {
+		err = part.drain(ctx)
+	}
+	if err != nil {
+		return c, err
+	}
+	c.round.Existed = last.Existed || last.Number > 0
+	own, mine := r.m.c.ownPosition(r.t.id, r.num, c.round.Peer)
+	theirs, known := p.positions[r.num]
+	start, end := part.Bounds()
+	switch {
+	case known && (!mine || theirs.beats(own)):
+		c.round.Known, c.round.Epoch, c.round.Offset = true, theirs.Epoch, theirs.Offset
+	case mine:
+		c.round.Known, c.round.Epoch, c.round.Offset = true, own.Epoch, own.Offset
+		c.ours = true
+	case start == end && end == 0:
+		return c, nil // nothing was ever here
+	default:
+		proven, err := r.prove(ctx)
+		if err != nil {
+			return c, fmt.Errorf("compare with the source: %w", err)
+		}
+		if !proven {
+			c.unproven = &Range{r.num, start, end}
+			c.round.Empty = h == overwriting
+		}
+		return c, nil
+	}
+	if h == resuming && c.round.Open {
+		from := max(start, c.round.Offset)
+		data, err := part.hasData(ctx, from)
+		if err != nil {
+			return c, err
+		}
+		if data {
+			c.written = &Range{r.num, from, end}
+		}
+	}
+	return c, nil
+}
+
+func (m *Mirror) persistRounds(ctx context.Context, t *mirrorTopic, rounds map[*replica]round, upstreams []string) error {
+	topic := topicRecord{t.name, Mirroring, int32(len(t.partitions())), upstreams}
+	recs := []statelog.Record{record(t.key(), topic)}
+	for r, v := range rounds {
+		recs = append(recs, r.roundRecord(v), r.stateRecord(stored{state: Preparing, before: Unknown, epoch: r.stored.epoch + 1}))
+	}
+	return m.c.put(ctx, recs...)
+}
+
+// memory is a topic as it was before a round was tried.
+type memory struct {
+	m    *Mirror
+	t    *mirrorTopic
+	recs []statelog.Record
+	new  bool
+}
+
+func (m *Mirror) remember(t *mirrorTopic) memory {
+	mem := memory{m: m, t: t, new: m.topic(t.name) == nil}
+	keys := []statelog.Key{t.key()}
+	for _, r := range t.partitions() {
+		keys = append(keys, r.key(typeRound), r.key(statelog.TypePartitionState))
+	}
+	for _, k := range keys {
+		b, _ := m.c.store.Get(k) // nil: there was none
+		mem.recs = append(mem.recs, statelog.Record{Key: k, Value: b})
+	}
+	return mem
+}
+
+// restore opens the gate as it was; if records were written, they are first taken back. It must happen even if the caller has given
+// up by now.
+func (mem memory) restore(ctx context.Context, written bool) error {
+	if written {
+		if err := mem.m.c.put(context.WithoutCancel(ctx), mem.recs...); err != nil {
+			return fmt.Errorf("take back what was persisted; the topic stays read-only: %w", err)
+		}
+	}
+	if mem.new {
+		if owner := mem.m.c.ownerOf(mem.t.name); owner != nil { // stopped in another mirror
+			mem.m.c.gateOf(owner)
+		} else {
+			mem.m.c.gate.release(mem.t.name)
+		}
+		return nil
+	}
+	mem.m.c.gateOf(mem.t)
+	return nil
+}
+
+// gateOf sets the gate of a topic to what its partitions' rounds say.
+func (c *Coordinator) gateOf(t *mirrorTopic) {
+	replicas := t.partitions()
+	c.gate.closeTopic(t.name, t.m.name, int32(len(replicas)))
+	for _, r := range replicas {
+		c.gate.setOpen(t.name, r.num, r.isTakenOver())
+	}
+}
+
+// refreshChains finds out where the source has what we mirror from: a mirror may have begun there, or further up, since the round
+// began. A chain that comes back to this host is a loop, of which no link can go on.
+func (m *Mirror) refreshChains(ctx context.Context, md *wire.Metadata, active []*mirrorTopic) error {
+	heard := make(map[*mirrorTopic]*peer)
+	var lookups []wire.TopicPartitions
+	for _, t := range active {
+		heard[t] = new(peer)
+		lookup := wire.TopicPartitions{ID: t.id}
+		for _, r := range t.partitions() {
+			lookup.Partitions = append(lookup.Partitions, r.num)
+		}
+		lookups = append(lookups, lookup)
+	}
+	if len(active) == 0 {
+		return nil
+	}
+	for broker := range md.Brokers {
+		resp, err := m.client.DescribeMirrors(ctx, broker, &wire.DescribeMirrorsRequest{Lookups: lookups})
+		if errors.Is(err, wire.ErrVersion) {
+			return nil // it has no mirrors
+		}
+		if err != nil || resp.ErrorCode != 0 {
+			return nil //nolint:nilerr // a look for something rare: the next refresh tries again
+		}
+		for t, p := range heard {
+			for _, v := range resp.Mirrors {
+				if err := p.hear(m.c.host.ClusterID(), t, v); err != nil {
+					m.c.log.Debug("mirrors of the source", "mirror", m.name, "err", err)
+				}
+			}
+		}
+	}
+	for t, p := range heard {
+		if p.active != "" {
+			for _, r := range t.partitions() {
+				r.failedNow(undecided(fmt.Errorf("%w: %s; Remove the topic on one side", ErrPeerActive, p.active)))
+			}
+		}
+		slices.Sort(p.upstreams)
+		p.upstreams = slices.Compact(p.upstreams)
+		m.mu.Lock()
+		changed := !slices.Equal(t.upstreams, p.upstreams)
+		t.upstreams = p.upstreams
+		m.mu.Unlock()
+		if changed {
+			if err := m.c.put(ctx, t.record(t.wishedNow(), int32(len(t.partitions())))); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
