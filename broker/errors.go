@@ -7,6 +7,7 @@ import (
 
 	"github.com/clustermirror/mirror"
 	"github.com/clustermirror/mirror/internal/batch"
+	"github.com/clustermirror/mirror/internal/wire"
 )
 
 // Kafka's error codes, as far as they are used here.
@@ -55,9 +56,6 @@ const (
 	unknownTopicID             int16 = 100
 	inconsistentTopicID        int16 = 103
 	fetchSessionTopicIDError   int16 = 106
-
-	// readOnlyTopic is KIP-1279's READ_ONLY_TOPIC. The KIP has not fixed the number.
-	readOnlyTopic int16 = 134
 )
 
 // refusal is why records were not taken, in the client's terms.
@@ -82,7 +80,7 @@ func (b *Broker) code(err error) int16 {
 	case errors.As(err, &refused):
 		return refused.code
 	case errors.As(err, &readOnly):
-		return readOnlyTopic
+		return int16(wire.ReadOnlyTopic)
 	case errors.Is(err, mirror.ErrUnknownPartition):
 		return unknownTopicOrPartition
 	case errors.Is(err, mirror.ErrOutOfRange):

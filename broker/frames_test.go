@@ -85,8 +85,7 @@ func TestAFrameGrowsWithItsBytesOnly(t *testing.T) {
 func FuzzRequest(f *testing.F) {
 	for key := range apis {
 		for _, v := range []int16{apis[key].min, apis[key].max} {
-			req := kmsg.RequestForKey(key)
-			req.SetVersion(v)
+			req := newRequest(key, v)
 			f.Add(kmsg.NewRequestFormatter(kmsg.FormatterClientID("c")).AppendRequest(nil, req, 1))
 		}
 	}
@@ -109,14 +108,12 @@ func FuzzRequest(f *testing.F) {
 		if !ok || h.version < a.min || h.version > a.max {
 			return
 		}
-		req := kmsg.RequestForKey(h.key)
-		req.SetVersion(h.version)
+		req := newRequest(h.key, h.version)
 		if parseBody(body, req) != nil {
 			return
 		}
 		once := req.AppendTo(nil)
-		again := kmsg.RequestForKey(h.key)
-		again.SetVersion(h.version)
+		again := newRequest(h.key, h.version)
 		require.NoError(t, again.ReadFrom(once))
 		require.Equal(t, once, again.AppendTo(nil))
 	})
@@ -125,8 +122,7 @@ func FuzzRequest(f *testing.F) {
 // Any request that is understood is answered or refused, with a log that may hold anything and a client that is let in.
 func FuzzHandle(f *testing.F) {
 	for key := range apis {
-		req := kmsg.RequestForKey(key)
-		req.SetVersion(apis[key].max)
+		req := newRequest(key, apis[key].max)
 		f.Add(key, apis[key].max, req.AppendTo(nil))
 	}
 	fetch := kmsg.NewPtrFetchRequest()
@@ -146,8 +142,7 @@ func FuzzHandle(f *testing.F) {
 		if !ok || version < a.min || version > a.max {
 			return
 		}
-		req := kmsg.RequestForKey(key)
-		req.SetVersion(version)
+		req := newRequest(key, version)
 		if req.ReadFrom(body) != nil {
 			return
 		}

@@ -10,6 +10,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/clustermirror/mirror"
+	"github.com/clustermirror/mirror/internal/wire"
 )
 
 // Client says on whose behalf Handle answers.
@@ -25,7 +26,7 @@ type Client struct {
 func (b *Broker) Handle(ctx context.Context, from Client, req kmsg.Request) (kmsg.Response, error) {
 	a, ok := apis[req.Key()]
 	if v := req.GetVersion(); !ok || v < a.min || v > a.max {
-		return nil, fmt.Errorf("%s request version %d: not handled", kmsg.NameForKey(req.Key()), v)
+		return nil, fmt.Errorf("request with key %d, version %d: not handled", req.Key(), v)
 	}
 	if b.ctx.Err() != nil {
 		return nil, mirror.ErrClosed
@@ -101,6 +102,9 @@ func init() {
 		36:             on(0, 2, (*Broker).saslAuthenticate),
 		37:             on(0, 3, (*Broker).createPartitions),
 		60:             on(0, 1, (*Broker).describeCluster),
+
+		wire.KeyLastMirroredOffsets: on(0, 1, (*Broker).lastMirroredOffsets),
+		wire.KeyDescribeMirrors:     on(0, 0, (*Broker).describeMirrors),
 	}
 }
 
@@ -115,6 +119,16 @@ func on[Q kmsg.Request, A any](lo, hi int16, f func(*Broker, context.Context, *c
 
 func (b *Broker) apiVersions(_ context.Context, _ *call, _ *kmsg.ApiVersionsRequest, resp *kmsg.ApiVersionsResponse) {
 	resp.ApiKeys = Keys()
+}
+
+// newRequest is an empty request of a kind that is handled.
+func newRequest(key, version int16) kmsg.Request {
+	req := wire.MirrorRequest(key)
+	if req == nil {
+		req = kmsg.RequestForKey(key)
+	}
+	req.SetVersion(version)
+	return req
 }
 
 // allowed asks the host's authorizer.

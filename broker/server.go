@@ -111,10 +111,9 @@ func (c *conn) answer(ctx context.Context, frame []byte) error {
 		}
 		return fmt.Errorf("request with key %d has version %d: unsupported", h.key, h.version)
 	}
-	req := kmsg.RequestForKey(h.key)
-	req.SetVersion(h.version)
+	req := newRequest(h.key, h.version)
 	if err := parseBody(body, req); err != nil {
-		return fmt.Errorf("%s request version %d: %w", kmsg.NameForKey(h.key), h.version, err)
+		return fmt.Errorf("request with key %d, version %d: %w", h.key, h.version, err)
 	}
 	resp, err := c.login.handle(c.b.opts.plain, req)
 	if err != nil {
