@@ -84,11 +84,12 @@ func (c *codec) uvarint(v uint64) uint64 {
 
 func (c *codec) string(v *string) {
 	n := c.uvarint(uint64(len(*v)) + 1)
-	if !c.reading {
+	switch {
+	case !c.reading:
 		c.b = append(c.b, *v...)
-	} else if n == 0 {
+	case n == 0:
 		c.bad = true
-	} else {
+	default:
 		*v = string(c.take(n - 1))
 	}
 }

@@ -174,7 +174,7 @@ func (k *conn) authenticate(ctx context.Context, mechanism sasl.Mechanism) error
 		if err := codeError(challenge.ErrorCode); err != nil {
 			return refused(err)
 		}
-		done := false
+		var done bool
 		if done, state, err = session.Next(ctx, challenge.SASLAuthBytes); err != nil {
 			return refused(err)
 		} else if done {

@@ -60,7 +60,7 @@ func TestMirrorMessagesReadAsWritten(t *testing.T) {
 	for i, m := range mirrorAnswers() {
 		t.Run(fmt.Sprintf("response %d", i), func(t *testing.T) {
 			read := m.RequestKind().ResponseKind()
-			require.Equal(t, m.GetVersion(), read.(kmsg.Response).GetVersion())
+			require.Equal(t, m.GetVersion(), read.GetVersion())
 			b := m.AppendTo(nil)
 			require.NoError(t, read.ReadFrom(b))
 			require.Equal(t, m, read)

@@ -150,7 +150,7 @@ func (p *peer) handle(versions map[kmsg.Key]int16, respond func(kmsg.Request) km
 // metadata names brokers 1 to 3 and no topic.
 func metadata() *kmsg.MetadataResponse {
 	resp := kmsg.NewPtrMetadataResponse()
-	resp.ClusterID = kmsg.StringPtr("the-cluster")
+	resp.ClusterID = new("the-cluster")
 	for id := int32(1); id <= 3; id++ {
 		b := kmsg.NewMetadataResponseBroker()
 		b.NodeID, b.Host, b.Port = id, fmt.Sprintf("broker-%d", id), 9092

@@ -220,7 +220,7 @@ func (c *Client) askAny(ctx context.Context, req kmsg.Request, floor, most int16
 		}
 		failed = append(failed, err)
 		// Refused credentials are refused everywhere, and asking on may lock the account.
-		if ctx.Err() != nil || err == ErrClosed || errors.Is(err, kafka.SASLAuthenticationFailed) {
+		if ctx.Err() != nil || errors.Is(err, ErrClosed) || errors.Is(err, kafka.SASLAuthenticationFailed) {
 			return nil, err
 		}
 	}
