@@ -165,17 +165,17 @@ func TestTimeIsTheBatchsForLogAppendTime(t *testing.T) {
 
 func TestReadCommittedLeavesOutWhatWasAbortedOrIsOpen(t *testing.T) {
 	p, _ := partitionOf(t,
-		txn(0, 1, 2),                       // aborted at 4
-		values(batch.Header{Base: 2}, "a"), // of no transaction
-		txn(3, 2, 1),                       // committed at 7
-		marker(4, 1, batch.ControlAbort),
-		txn(5, 1, 1), // of the same producer again, committed at 6
-		marker(6, 1, batch.ControlCommit),
-		marker(7, 2, batch.ControlCommit),
-		txn(8, 3, 1), // aborted at 9
-		marker(9, 3, batch.ControlAbort),
-		txn(10, 1, 1),                          // open
-		values(batch.Header{Base: 11}, "late"), // behind the last stable offset
+		txn(0, 1, 2),                        // aborted at 4
+		values(batch.Header{Base: 2}, "a"),  // of no transaction
+		txn(3, 2, 1),                        // committed at 7
+		marker(4, 1, batch.ControlAbort),    // the first one
+		txn(5, 1, 1),                        // of the same producer again, committed at 6
+		marker(6, 1, batch.ControlCommit),   // it
+		marker(7, 2, batch.ControlCommit),   // the one that began at 3
+		txn(8, 2, 1),                        // aborted at 9
+		marker(9, 2, batch.ControlAbort),    // it
+		txn(10, 1, 1),                       // open
+		values(batch.Header{Base: 11}, "b"), // behind the last stable offset
 	)
 	got, err := collect(t.Context(), p, 0)
 	require.NoError(t, err)
@@ -581,6 +581,51 @@ func TestOffsetForTime(t *testing.T) {
 	require.EqualValues(t, 6, offset)
 }
 
+// indexed has the optional look-up by time, which goes by whole batches.
+type indexed struct{ *memlog.Host }
+
+type indexedLog struct{ mirror.Log }
+
+func (h indexed) OpenLog(ctx context.Context, topic string, partition int32) (mirror.Log, error) {
+	l, err := h.Host.OpenLog(ctx, topic, partition)
+	return indexedLog{l}, err
+}
+
+func (l indexedLog) OffsetForTime(ctx context.Context, t time.Time) (int64, error) {
+	start, _ := l.Bounds()
+	buf := make([]byte, 1<<10)
+	n, err := l.Read(ctx, start, buf)
+	for b := range mirror.Batches(buf[:n]) {
+		if !b.MaxTime.Before(t) {
+			return b.Base, err
+		}
+	}
+	return -1, err
+}
+
+func TestOffsetForTimeGoesOnFromWhatTheHostFinds(t *testing.T) {
+	ctx := t.Context()
+	host := indexed{memlog.New()}
+	require.NoError(t, host.EnsureTopic(ctx, mirror.Topic{Name: "orders", Partitions: 1}))
+	log, err := host.OpenLog(ctx, "orders", 0)
+	require.NoError(t, err)
+	for base := int64(0); base < 9; base += 3 {
+		require.NoError(t, log.Append(ctx, batch.Append(nil, batch.Header{Base: base, ProducerID: -1, BaseTimestamp: 1000 + base},
+			[]batch.Record{{}, {TimestampDelta: 1}, {TimestampDelta: 2}})))
+	}
+	require.NoError(t, log.AdvanceStart(ctx, 1))
+	c, err := mirror.Open(ctx, host)
+	require.NoError(t, err)
+	defer c.Close()
+	p, err := c.Partition(ctx, "orders", 0)
+	require.NoError(t, err)
+	for ms, want := range map[int64]int64{0: 1, 1000: 1, 1002: 2, 1003: 3, 1007: 7, 1009: -1} {
+		offset, _, err := p.OffsetForTime(ctx, time.UnixMilli(ms))
+		require.NoError(t, err)
+		require.Equal(t, want, offset, "time %d", ms)
+	}
+}
+
 // FuzzRecords decodes batches with any body under any codec. It must end, without a panic and without more memory than the
 // body has any right to; what it yields lies within the batch, in order; and no error hides: as many records as promised, or one.
 func FuzzRecords(f *testing.F) {
@@ -631,7 +676,9 @@ func TestRecordsOfAnyLog(t *testing.T) {
 				list[i].Value = protocol.NewBytes(bytes.Repeat([]byte{byte(rng.Uint32())}, rng.IntN(40_000)))
 				want = append(want, base+int64(i))
 			}
-			batches = append(batches, encoded(t, compress.Compression(rng.IntN(5)), base, list...))
+			b := encoded(t, compress.Compression(rng.IntN(5)), base, list...)
+			batch.SetLeaderEpoch(b, rng.Int32N(6)-1) // older logs have epochs that fall
+			batches = append(batches, b)
 			base += int64(n)
 		}
 		p, _ := partitionOf(t, batches...)
