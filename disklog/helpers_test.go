@@ -3,6 +3,7 @@ package disklog
 import (
 	"context"
 	"encoding/binary"
+	"fmt"
 	"io"
 	"log/slog"
 	"math/rand/v2"
@@ -116,3 +117,22 @@ func requireContents(t testing.TB, l mirror.Log, want ...[]byte) {
 }
 
 func newRand(seed uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, 1)) }
+
+// wellFormed says what is wrong with what Read gave for an offset.
+func wellFormed(b []byte, off int64) error {
+	end := int64(-1)
+	for v, err := range mirror.Batches(b) {
+		switch {
+		case err != nil:
+			return err
+		case batch.Check(v.Bytes) != nil:
+			return batch.Check(v.Bytes)
+		case end == -1 && v.Next <= off:
+			return fmt.Errorf("asked for %d, got a batch that ends at %d", off, v.Next)
+		case v.Base < end:
+			return fmt.Errorf("batch at %d after one that ends at %d", v.Base, end)
+		}
+		end = v.Next
+	}
+	return nil
+}

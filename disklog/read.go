@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/clustermirror/mirror"
+	"github.com/clustermirror/mirror/internal/batch"
 	"github.com/clustermirror/mirror/internal/vfs"
 )
 
@@ -208,13 +209,17 @@ func (l *log) offsetForTime(ctx context.Context, t time.Time) (base int64, err e
 	err = l.snapshot(ctx, math.MaxInt64, func(v *view) error {
 		base = -1
 		for i := 0; i < v.count() && base < 0; i++ {
-			if youngest, err := l.lastTime(v, i); err != nil || youngest < ms {
-				if err != nil {
-					return err
-				}
+			youngest, err := l.lastTime(v, i)
+			if err != nil {
+				return err
+			}
+			if youngest == unknownTime && i < len(v.sealed) {
+				l.repair(ctx, v.sealed[i]) // so that the next look-up is quick
+			}
+			if youngest < ms {
 				continue
 			}
-			if base, err = l.findTime(ctx, v, i, ms); err != nil {
+			if base, err = l.findTime(ctx, v, i, ms, youngest != unknownTime); err != nil {
 				return err
 			}
 		}
@@ -225,7 +230,8 @@ func (l *log) offsetForTime(ctx context.Context, t time.Time) (base int64, err e
 
 const unknownTime = math.MaxInt64
 
-// lastTime is the greatest timestamp in the i-th segment, -1 if its records have none, unknownTime if the indexes do not say.
+// lastTime is the greatest timestamp in the i-th segment, -1 if its records have none, unknownTime if the time index does not say, or
+// says what is not so.
 func (l *log) lastTime(v *view, i int) (ts int64, err error) {
 	if i == len(v.sealed) {
 		if v.unsure {
@@ -233,27 +239,40 @@ func (l *log) lastTime(v *view, i int) (ts int64, err error) {
 		}
 		return v.grow.max, nil
 	}
-	s, _ := v.segment(i)
+	s, at := v.sealed[i], int64(-1)
 	err = l.entries(s, timeFile, nil, func(e *entries) error {
 		if ts = -1; e.n() > 0 {
-			ts, _, err = e.at(e.n() - 1)
-		}
-		if e.size%e.width != 0 {
-			ts = unknownTime
+			ts, at, err = e.at(e.n() - 1)
 		}
 		return err
 	})
 	if errors.Is(err, fs.ErrNotExist) {
 		return unknownTime, nil
 	}
+	if err != nil || at == -1 {
+		return ts, err
+	}
+	pos, _, err := l.find(v, i, s.base+at)
+	if err != nil {
+		return 0, err
+	}
+	err = l.walk(s, pos, s.size, func(h *batch.Header) bool {
+		if h.MaxTimestamp != ts || h.Next()-1-s.base != at {
+			ts = unknownTime
+		}
+		return false
+	})
+	if pos == s.size {
+		ts = unknownTime
+	}
 	return ts, err
 }
 
 // findTime is the base of the first batch in the i-th segment whose max timestamp is at or above ms; -1 if there is none.
-func (l *log) findTime(ctx context.Context, v *view, i int, ms int64) (int64, error) {
+func (l *log) findTime(ctx context.Context, v *view, i int, ms int64, indexed bool) (int64, error) {
 	s, size := v.segment(i)
 	from := v.start
-	if i < len(v.sealed) || !v.unsure {
+	if indexed {
 		err := l.entries(s, timeFile, v.ifActive(i), func(e *entries) error {
 			n, err := e.first(func(ts, _ int64) bool { return ts >= ms })
 			if err != nil || n == 0 {
@@ -263,9 +282,7 @@ func (l *log) findTime(ctx context.Context, v *view, i int, ms int64) (int64, er
 			from = max(from, s.base+at+1)
 			return err
 		})
-		if errors.Is(err, fs.ErrNotExist) {
-			l.repair(ctx, s)
-		} else if err != nil {
+		if err != nil {
 			return -1, err
 		}
 	}
@@ -274,20 +291,30 @@ func (l *log) findTime(ctx context.Context, v *view, i int, ms int64) (int64, er
 		return -1, err
 	}
 	base := int64(-1)
-	err = l.with(s, logFile, false, func(f vfs.File) error {
-		sc := newScanner(f, size)
+	err = l.walk(s, pos, size, func(h *batch.Header) bool {
+		if h.MaxTimestamp >= ms {
+			base = h.Base
+		}
+		return base < 0
+	})
+	return base, err
+}
+
+// walk shows each batch of a segment from a position on, until f says no.
+func (l *log) walk(s *segment, pos, size int64, f func(*batch.Header) bool) error {
+	return l.with(s, logFile, false, func(file vfs.File) error {
+		sc := newScanner(file, size)
 		defer sc.close()
-		for base < 0 && pos < size {
+		for pos < size {
 			h, err := sc.header(pos)
 			if err != nil {
 				return l.damage(s, pos, err)
 			}
-			if h.MaxTimestamp >= ms {
-				base = h.Base
+			if !f(&h) {
+				return nil
 			}
 			pos += int64(h.Size())
 		}
 		return nil
 	})
-	return base, err
 }

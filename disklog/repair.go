@@ -30,7 +30,7 @@ func (l *log) repair(ctx context.Context, s *segment) {
 
 // rebuild writes the indexes of a sealed segment. Writer and flushing are held.
 func (l *log) rebuild(s *segment) error {
-	t, err := l.walk(s, s.size)
+	t, err := l.fromBatches(s, s.size)
 	if err != nil {
 		return err
 	}
@@ -55,7 +55,7 @@ func (l *log) makeSure() error {
 // rebuildActive writes the indexes of the active segment. Writer and flushing are held.
 func (l *log) rebuildActive() error {
 	v := l.view.Load()
-	t, err := l.walk(v.active, v.grow.size)
+	t, err := l.fromBatches(v.active, v.grow.size)
 	if err != nil {
 		return err
 	}
@@ -68,7 +68,7 @@ func (l *log) rebuildActive() error {
 	return l.flushIndexes(l.view.Load(), false)
 }
 
-// walk is resume without regard to the indexes.
-func (l *log) walk(s *segment, size int64) (tail, error) {
+// fromBatches is resume without regard to the indexes.
+func (l *log) fromBatches(s *segment, size int64) (tail, error) {
 	return l.resume(s, size, &view{active: s, grow: newGrowth(s.base), end: s.base}, false)
 }

@@ -398,7 +398,10 @@ func (m *Mem) SyncDir(name string) error {
 		if !n.dir {
 			return syscall.ENOTDIR
 		}
-		n.durableNames, n.moves = maps.Clone(n.names), nil
+		for _, op := range n.moves {
+			op.apply(n.durableNames)
+		}
+		n.moves = nil
 		return nil
 	})
 }
