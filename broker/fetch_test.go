@@ -13,7 +13,7 @@ import (
 	"github.com/clustermirror/mirror/broker"
 )
 
-func topicID(t testing.TB, w *wire, topic string) [16]byte {
+func topicID(t testing.TB, w *client, topic string) [16]byte {
 	t.Helper()
 	return w.metadata(13, topic).Topics[0].TopicID
 }
@@ -94,7 +94,7 @@ func TestABatchLargerThanAnyBufferComesWhole(t *testing.T) {
 }
 
 func TestLongPoll(t *testing.T) {
-	poll := func(t *testing.T, meanwhile func(w *wire, b *broker.Broker)) (*kmsg.FetchResponse, time.Duration) {
+	poll := func(t *testing.T, meanwhile func(w *client, b *broker.Broker)) (*kmsg.FetchResponse, time.Duration) {
 		host := newHost()
 		b := start(t, host, one("orders"))
 		w, other := dial(t, b, "node-1"), dial(t, b, "node-1")
@@ -110,7 +110,7 @@ func TestLongPoll(t *testing.T) {
 	}
 	t.Run("ends at its time", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			resp, took := poll(t, func(w *wire, _ *broker.Broker) {
+			resp, took := poll(t, func(w *client, _ *broker.Broker) {
 				w.write("orders", 0, records(1)) // less than it waits for
 			})
 			require.Equal(t, 10*time.Second, took)
@@ -119,7 +119,7 @@ func TestLongPoll(t *testing.T) {
 	})
 	t.Run("ends when there is enough", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			resp, took := poll(t, func(w *wire, _ *broker.Broker) {
+			resp, took := poll(t, func(w *client, _ *broker.Broker) {
 				w.write("orders", 0, records(1))
 				w.write("orders", 0, records(1))
 			})

@@ -14,7 +14,7 @@ import (
 	"github.com/clustermirror/mirror/memlog"
 )
 
-func commitOffset(w *wire, version int16, group, topic string, partition int32, offset int64) int16 {
+func commitOffset(w *client, version int16, group, topic string, partition int32, offset int64) int16 {
 	req := kmsg.NewPtrOffsetCommitRequest()
 	req.Version, req.Group, req.Generation = version, group, -1
 	rt := kmsg.NewOffsetCommitRequestTopic()
@@ -27,7 +27,7 @@ func commitOffset(w *wire, version int16, group, topic string, partition int32, 
 }
 
 // committedOffset asks for one offset in the given version; all of the group where the version allows to name none.
-func committedOffset(w *wire, version int16, group, topic string, partition int32) int64 {
+func committedOffset(w *client, version int16, group, topic string, partition int32) int64 {
 	w.t.Helper()
 	req := kmsg.NewPtrOffsetFetchRequest()
 	req.Version, req.Group = version, group

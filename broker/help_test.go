@@ -40,27 +40,27 @@ func over(t testing.TB, c *mirror.Coordinator, topics map[string]int32, opts ...
 
 func one(name string) map[string]int32 { return map[string]int32{name: 1} }
 
-// wire speaks the protocol directly, so that tests choose version and fields.
-type wire struct {
+// client speaks the protocol directly, so that tests choose version and fields.
+type client struct {
 	t  testing.TB
 	nc net.Conn
 	id int32
 }
 
 // dial connects in memory to a node.
-func dial(t testing.TB, b *broker.Broker, node string) *wire {
+func dial(t testing.TB, b *broker.Broker, node string) *client {
 	t.Helper()
 	nc, err := b.Dial(context.Background(), "tcp", node+":9092")
 	require.NoError(t, err)
 	return connected(t, nc)
 }
 
-func connected(t testing.TB, nc net.Conn) *wire {
+func connected(t testing.TB, nc net.Conn) *client {
 	t.Cleanup(func() { nc.Close() })
-	return &wire{t: t, nc: nc}
+	return &client{t: t, nc: nc}
 }
 
-func (w *wire) send(req kmsg.Request) {
+func (w *client) send(req kmsg.Request) {
 	w.t.Helper()
 	w.id++
 	f := kmsg.NewRequestFormatter(kmsg.FormatterClientID("test"))
@@ -68,7 +68,7 @@ func (w *wire) send(req kmsg.Request) {
 	require.NoError(w.t, err)
 }
 
-func (w *wire) receive(req kmsg.Request) kmsg.Response {
+func (w *client) receive(req kmsg.Request) kmsg.Response {
 	w.t.Helper()
 	var size [4]byte
 	_, err := io.ReadFull(w.nc, size[:])
@@ -88,7 +88,7 @@ func (w *wire) receive(req kmsg.Request) kmsg.Response {
 }
 
 // ask sends a request and answers its answer.
-func ask[A kmsg.Response](w *wire, req kmsg.Request) A {
+func ask[A kmsg.Response](w *client, req kmsg.Request) A {
 	w.t.Helper()
 	w.send(req)
 	return w.receive(req).(A)
@@ -125,13 +125,13 @@ func produceRequest(version int16, topic string, partition int32, raw []byte) *k
 }
 
 // produce appends and answers what the broker said of the one partition.
-func (w *wire) produce(topic string, partition int32, raw []byte) kmsg.ProduceResponseTopicPartition {
+func (w *client) produce(topic string, partition int32, raw []byte) kmsg.ProduceResponseTopicPartition {
 	w.t.Helper()
 	return ask[*kmsg.ProduceResponse](w, produceRequest(9, topic, partition, raw)).Topics[0].Partitions[0]
 }
 
 // write appends and expects success; it answers the base offset.
-func (w *wire) write(topic string, partition int32, raw []byte) int64 {
+func (w *client) write(topic string, partition int32, raw []byte) int64 {
 	w.t.Helper()
 	p := w.produce(topic, partition, raw)
 	require.Zero(w.t, p.ErrorCode, "%v", p.ErrorMessage)
@@ -168,7 +168,7 @@ func fetchRequest(version int16, wants ...fetchWant) *kmsg.FetchRequest {
 }
 
 // fetch fetches one partition and answers what the broker said of it.
-func (w *wire) fetch(version int16, one fetchWant) kmsg.FetchResponseTopicPartition {
+func (w *client) fetch(version int16, one fetchWant) kmsg.FetchResponseTopicPartition {
 	w.t.Helper()
 	resp := ask[*kmsg.FetchResponse](w, fetchRequest(version, one))
 	require.Zero(w.t, resp.ErrorCode)
@@ -188,7 +188,7 @@ func offsets(t testing.TB, b []byte) (bases []int64) {
 	return bases
 }
 
-func (w *wire) listOffset(topic string, partition int32, timestamp int64, isolation int8) kmsg.ListOffsetsResponseTopicPartition {
+func (w *client) listOffset(topic string, partition int32, timestamp int64, isolation int8) kmsg.ListOffsetsResponseTopicPartition {
 	w.t.Helper()
 	req := kmsg.NewPtrListOffsetsRequest()
 	req.Version, req.IsolationLevel = 8, isolation
@@ -201,7 +201,7 @@ func (w *wire) listOffset(topic string, partition int32, timestamp int64, isolat
 	return ask[*kmsg.ListOffsetsResponse](w, req).Topics[0].Partitions[0]
 }
 
-func (w *wire) epochEnd(topic string, partition, current, epoch int32) kmsg.OffsetForLeaderEpochResponseTopicPartition {
+func (w *client) epochEnd(topic string, partition, current, epoch int32) kmsg.OffsetForLeaderEpochResponseTopicPartition {
 	w.t.Helper()
 	req := kmsg.NewPtrOffsetForLeaderEpochRequest()
 	req.Version = 4
@@ -214,7 +214,7 @@ func (w *wire) epochEnd(topic string, partition, current, epoch int32) kmsg.Offs
 	return ask[*kmsg.OffsetForLeaderEpochResponse](w, req).Topics[0].Partitions[0]
 }
 
-func (w *wire) metadata(version int16, topics ...string) *kmsg.MetadataResponse {
+func (w *client) metadata(version int16, topics ...string) *kmsg.MetadataResponse {
 	w.t.Helper()
 	req := kmsg.NewPtrMetadataRequest()
 	req.Version = version

@@ -12,7 +12,7 @@ import (
 	"github.com/clustermirror/mirror/broker"
 )
 
-func leaderOf(w *wire, topic string, partition int) kmsg.MetadataResponseTopicPartition {
+func leaderOf(w *client, topic string, partition int) kmsg.MetadataResponseTopicPartition {
 	w.t.Helper()
 	return w.metadata(12, topic).Topics[0].Partitions[partition]
 }

@@ -152,7 +152,7 @@ func TestAResetBatchForgetsAllProducers(t *testing.T) {
 	require.Equal(t, int64(51), w.write("orders", 0, sequenced(50, 1, 0, 0, 0)))
 }
 
-func initProducer(w *wire, txnID string, pid int64, epoch int16) *kmsg.InitProducerIDResponse {
+func initProducer(w *client, txnID string, pid int64, epoch int16) *kmsg.InitProducerIDResponse {
 	req := kmsg.NewPtrInitProducerIDRequest()
 	req.Version, req.TransactionTimeoutMillis, req.ProducerID, req.ProducerEpoch = 4, 60_000, pid, epoch
 	if txnID != "" {
@@ -164,7 +164,7 @@ func initProducer(w *wire, txnID string, pid int64, epoch int16) *kmsg.InitProdu
 func TestProducerIDsAreNeverGivenTwice(t *testing.T) {
 	host := memlog.New()
 	seen := make(map[int64]bool)
-	w := func(b *broker.Broker) *wire { return dial(t, b, "node-1") }
+	w := func(b *broker.Broker) *client { return dial(t, b, "node-1") }
 	c, err := mirror.Open(context.Background(), host)
 	require.NoError(t, err)
 	b := over(t, c, one("orders"))

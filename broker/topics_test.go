@@ -64,7 +64,7 @@ func TestAutoCreate(t *testing.T) {
 	require.Equal(t, int16(17), m.Topics[2].ErrorCode)
 }
 
-func createTopics(w *wire, version int16, validate bool, topics ...kmsg.CreateTopicsRequestTopic) map[string]kmsg.CreateTopicsResponseTopic {
+func createTopics(w *client, version int16, validate bool, topics ...kmsg.CreateTopicsRequestTopic) map[string]kmsg.CreateTopicsResponseTopic {
 	req := kmsg.NewPtrCreateTopicsRequest()
 	req.Version, req.Topics, req.ValidateOnly = version, topics, validate
 	answers := make(map[string]kmsg.CreateTopicsResponseTopic)

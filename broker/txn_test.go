@@ -14,7 +14,7 @@ import (
 	"github.com/clustermirror/mirror/memlog"
 )
 
-func addToTxn(w *wire, txnID string, pid int64, epoch int16, topic string, partitions ...int32) []int16 {
+func addToTxn(w *client, txnID string, pid int64, epoch int16, topic string, partitions ...int32) []int16 {
 	req := kmsg.NewPtrAddPartitionsToTxnRequest()
 	req.Version, req.TransactionalID, req.ProducerID, req.ProducerEpoch = 3, txnID, pid, epoch
 	rt := kmsg.NewAddPartitionsToTxnRequestTopic()
@@ -27,19 +27,19 @@ func addToTxn(w *wire, txnID string, pid int64, epoch int16, topic string, parti
 	return codes
 }
 
-func endTxn(w *wire, txnID string, pid int64, epoch int16, commit bool) int16 {
+func endTxn(w *client, txnID string, pid int64, epoch int16, commit bool) int16 {
 	req := kmsg.NewPtrEndTxnRequest()
 	req.Version, req.TransactionalID, req.ProducerID, req.ProducerEpoch, req.Commit = 3, txnID, pid, epoch, commit
 	return ask[*kmsg.EndTxnResponse](w, req).ErrorCode
 }
 
-func txnProduce(w *wire, version int16, txnID, topic string, partition int32, raw []byte) int16 {
+func txnProduce(w *client, version int16, txnID, topic string, partition int32, raw []byte) int16 {
 	req := produceRequest(version, topic, partition, raw)
 	req.TransactionID = &txnID
 	return ask[*kmsg.ProduceResponse](w, req).Topics[0].Partitions[0].ErrorCode
 }
 
-func committedFetch(w *wire, topic string, partition int32, offset int64) kmsg.FetchResponseTopicPartition {
+func committedFetch(w *client, topic string, partition int32, offset int64) kmsg.FetchResponseTopicPartition {
 	req := fetchRequest(11, want(topic, partition, offset))
 	req.IsolationLevel, req.MinBytes = 1, 0
 	return ask[*kmsg.FetchResponse](w, req).Topics[0].Partitions[0]
