@@ -33,6 +33,8 @@ var (
 	// ErrPeerActive is returned for a topic that the source itself mirrors from here, directly or through others: neither side
 	// could go on.
 	ErrPeerActive = errors.New("the source mirrors this topic from here")
+	// ErrUnknownMirror is returned for a mirror that the coordinator does not have, or not without a source.
+	ErrUnknownMirror = errors.New("unknown mirror")
 	// ErrDetached is returned by what needs the source of a mirror that was found in the state without one.
 	ErrDetached = errors.New("mirror has no source attached")
 	// ErrFenced is returned once another Coordinator was opened on the same host.

@@ -315,13 +315,8 @@ func (m *Mirror) resume(ctx context.Context, t *mirrorTopic, h how) error {
 	if t.wishedNow() != Stopped {
 		return nil // another call was faster
 	}
-	for _, r := range t.partitions() {
-		r.mu.Lock()
-		s, busy := r.stored.state, r.busy
-		r.mu.Unlock()
-		if s != Stopped || busy {
-			return hint(fmt.Errorf("partition %d is still %s", r.num, s), "wait until it is STOPPED")
-		}
+	if err := t.await(ctx, Stopped); err != nil {
+		return err
 	}
 	return m.beginRound(ctx, t, h)
 }

@@ -136,6 +136,18 @@ func (c *Coordinator) Mirror(name string, src Source, opts ...MirrorOption) (*Mi
 	return c.attach(c.ctx, name, src, o)
 }
 
+// Detached is a mirror that was found in the state and has no source attached. It can be described, and topics can be removed from
+// it: that is failover without the source. ErrUnknownMirror if there is none.
+func (c *Coordinator) Detached(name string) (*Mirror, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	m := c.mirrors[name]
+	if m == nil || m.client != nil {
+		return nil, fmt.Errorf("mirror %s: %w", name, ErrUnknownMirror)
+	}
+	return m, nil
+}
+
 var legalName = regexp.MustCompile(`^[A-Za-z0-9._-]{1,249}$`)
 
 func (c *Coordinator) attach(ctx context.Context, name string, src Source, o mirrorOptions) (*Mirror, error) {

@@ -217,9 +217,7 @@ func (r *replica) drive(ctx context.Context) error {
 		case Stopping:
 			var done round
 			if done, err = r.stop(ctx); err == nil {
-				if err = r.to(ctx, evSettle, nil, func(rd *round) { *rd = done }); err == nil {
-					r.m.c.gate.setOpen(r.t.name, r.num, done.TakenOver)
-				}
+				err = r.to(ctx, evSettle, nil, func(rd *round) { *rd = done })
 			}
 		case Failed:
 			if !r.due() {
@@ -282,6 +280,9 @@ func (r *replica) to(ctx context.Context, e event, cause error, change func(*rou
 	}
 	if err := r.m.c.put(ctx, recs...); err != nil {
 		return fmt.Errorf("persist %s -> %s of %s: %w", old.state, state, r, err)
+	}
+	if state == Stopped {
+		r.m.c.gate.setOpen(r.t.name, r.num, rd.TakenOver) // before anyone can see STOPPED and begin the next round
 	}
 	r.mu.Lock()
 	r.stored, r.round = s, rd

@@ -1,0 +1,369 @@
+package mirror_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/clustermirror/mirror"
+	"github.com/clustermirror/mirror/broker"
+	"github.com/clustermirror/mirror/internal/batch"
+	"github.com/clustermirror/mirror/memlog"
+)
+
+// linked makes a mirror on one site from another, and starts it.
+func linked(t *testing.T, name string, to, from *source, opts ...mirror.MirrorOption) *mirror.Mirror {
+	t.Helper()
+	m, err := to.c.Mirror(name, from.broker.Source(), opts...)
+	require.NoError(t, err)
+	require.NoError(t, m.Start(t.Context()))
+	return m
+}
+
+// within bounds a command in virtual time.
+func within(t *testing.T, d time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// equal compares both sites byte for byte.
+func equal(t *testing.T, a, b *source, topic string, partitions int32) {
+	t.Helper()
+	for num := range partitions {
+		left, right := a.partition(topic, num), b.partition(topic, num)
+		_, aEnd := left.Bounds()
+		_, bEnd := right.Bounds()
+		require.Equal(t, aEnd, bEnd, "%s-%d", topic, num)
+		require.Equal(t, content(t, left, 0), content(t, right, 0), "%s-%d", topic, num)
+	}
+}
+
+func TestTakeoverMakesTheTopicWritable(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b := newSource(t), newSource(t)
+		a.create("orders", 2)
+		a.write("orders", 0, 10, 5)
+		m := linked(t, "dr", b, a)
+		require.NoError(t, m.AddTopics(t.Context(), "orders"))
+		caughtUp(t, m)
+		require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
+		st := state(t, m, "orders", 0)
+		require.Equal(t, mirror.Stopped, st.State)
+		require.True(t, st.TakenOver)
+		require.Equal(t, int64(15), st.Position.Offset)
+		require.Equal(t, int64(16), st.End, "one control batch resets the producers")
+		require.GreaterOrEqual(t, st.LeaderEpoch, int32(1<<18))
+		require.NoError(t, b.c.CheckWrite("orders", 0))
+		b.write("orders", 0, 3)
+		require.NoError(t, m.Remove(within(t, time.Minute), "orders"), "removing a topic that is stopped changes nothing")
+		require.Equal(t, int64(15), state(t, m, "orders", 0).Position.Offset)
+		require.Equal(t, int64(19), state(t, m, "orders", 0).End)
+		require.ErrorIs(t, m.AddTopics(t.Context(), "orders"), mirror.ErrStopped, "a boot never undoes a takeover")
+		require.NoError(t, b.c.CheckWrite("orders", 0))
+		require.Equal(t, int64(19), state(t, m, "orders", 0).End)
+	})
+}
+
+func TestTakeoverWithTheSourceDeadAndAfterARestartWithoutIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newSource(t)
+		a.create("orders", 1)
+		a.write("orders", 0, 10)
+		host := memlog.New()
+		m := newMirror(t, a, host)
+		require.NoError(t, m.AddTopics(t.Context(), "orders"))
+		caughtUp(t, m)
+		require.NoError(t, m.Close())
+
+		c, err := mirror.Open(t.Context(), host)
+		require.NoError(t, err)
+		defer c.Close()
+		detached, err := c.Detached("dr")
+		require.NoError(t, err)
+		require.NoError(t, detached.Remove(within(t, time.Minute), "orders"))
+		require.NoError(t, c.CheckWrite("orders", 0))
+		appendTo(t, open(t, c, "orders", 0), plain(3))
+	})
+}
+
+func TestOpenTransactionsAreAbortedAtTakeover(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b := newSource(t), newSource(t)
+		a.create("orders", 1)
+		p := a.partition("orders", 0)
+		appendTo(t, p, produced(10, 7, true))
+		appendTo(t, p, plain(10))
+		appendTo(t, p, produced(10, 9, true))
+		appendTo(t, p, batch.AppendControl(nil, 0, 0, 9, 0, batch.Control{Type: batch.ControlCommit}, 0))
+		m := linked(t, "dr", b, a)
+		require.NoError(t, m.AddTopics(t.Context(), "orders"))
+		caughtUp(t, m)
+		require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
+		q := b.partition("orders", 0)
+		lso, err := q.LastStableOffset(t.Context())
+		require.NoError(t, err)
+		_, end := q.Bounds()
+		require.Equal(t, int64(33), end, "an abort marker and the reset")
+		require.Equal(t, end, lso)
+		aborted, err := q.Aborted(t.Context(), 0, end)
+		require.NoError(t, err)
+		require.Equal(t, []mirror.AbortedTxn{{ProducerID: 7, FirstOffset: 0, LastOffset: 31}}, aborted)
+		require.Equal(t, int64(9), b.c.ProducerIDFloor())
+	})
+}
+
+// The old side comes back with a tail that was never mirrored: exactly that is cut and reported, and only what is new is fetched.
+func TestFailbackCutsTheOrphanedTailOnly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b := newSource(t), newSource(t)
+		a.create("orders", 1)
+		a.write("orders", 0, 10, 5)
+		dr := linked(t, "dr", b, a)
+		require.NoError(t, dr.AddTopics(t.Context(), "orders"))
+		caughtUp(t, dr)
+		require.NoError(t, dr.Remove(within(t, time.Minute), "orders"))
+		a.write("orders", 0, 2, 1) // an unaware producer
+		b.write("orders", 0, 4, 4)
+
+		back := linked(t, "back", a, b)
+		require.NoError(t, back.AddTopics(t.Context(), "orders"))
+		require.Error(t, a.c.CheckWrite("orders", 0))
+		caughtUp(t, back)
+		equal(t, a, b, "orders", 1)
+		st := state(t, back, "orders", 0)
+		require.Equal(t, mirror.Totals{Cut: 3, Cuts: 1}, st.Totals)
+		require.Less(t, st.Bytes, int64(len(content(t, b.partition("orders", 0), 0))), "only the difference was fetched")
+
+		require.ErrorIs(t, dr.AddTopics(t.Context(), "orders"), mirror.ErrPeerActive, "the reverse mirror is active")
+		require.NoError(t, b.c.CheckWrite("orders", 0), "and nothing has changed")
+		require.NoError(t, back.Remove(within(t, time.Minute), "orders"))
+		require.NoError(t, dr.AddTopics(t.Context(), "orders"), "the other side's position is the greater one now: a failback")
+		caughtUp(t, dr)
+		equal(t, a, b, "orders", 1)
+	})
+}
+
+func TestTwentyRoundsBackAndForthStayExact(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b := newSource(t, broker.Nodes(2)), newSource(t, broker.Nodes(2))
+		a.create("orders", 2)
+		a.write("orders", 0, 3)
+		here, there := a, b
+		mirrors := map[*source]*mirror.Mirror{b: linked(t, "dr", b, a), a: linked(t, "back", a, b)}
+		r := rng(1)
+		for round := range 20 {
+			m := mirrors[there]
+			require.NoError(t, m.AddTopics(t.Context(), "orders"), "round %d", round)
+			for num := range int32(2) {
+				here.write("orders", num, 1+r.IntN(4), 1+r.IntN(4))
+			}
+			caughtUp(t, m)
+			equal(t, a, b, "orders", 2)
+			if round%2 == 0 {
+				require.NoError(t, m.Promote(within(t, time.Hour), "orders"))
+			} else {
+				require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
+				here.write("orders", int32(r.IntN(2)), 1+r.IntN(3)) // never mirrored
+			}
+			there.write("orders", int32(r.IntN(2)), 1+r.IntN(3))
+			here, there = there, here
+		}
+	})
+}
+
+func TestBothSidesAddingAtOnceCutNothing(t *testing.T) {
+	for seed := range uint64(30) {
+		synctest.Test(t, func(t *testing.T) {
+			a, b := newSource(t), newSource(t)
+			a.create("orders", 1)
+			a.write("orders", 0, 10)
+			dr := linked(t, "dr", b, a)
+			require.NoError(t, dr.AddTopics(t.Context(), "orders"))
+			caughtUp(t, dr)
+			require.NoError(t, dr.Remove(within(t, time.Minute), "orders"))
+			a.write("orders", 0, 2)
+			b.write("orders", 0, 4)
+			back := linked(t, "back", a, b)
+			before := fmt.Sprint(content(t, a.partition("orders", 0), 0), content(t, b.partition("orders", 0), 0))
+			errs := make(chan error, 2)
+			r := rng(seed)
+			delay := time.Duration(r.IntN(3)) * time.Microsecond
+			go func() { errs <- back.AddTopics(t.Context(), "orders") }()
+			go func() { pass(delay); errs <- dr.Overwrite(t.Context(), "orders") }()
+			one, two := <-errs, <-errs
+			if one != nil && two != nil {
+				require.ErrorIs(t, errors.Join(one, two), mirror.ErrPeerActive)
+				require.Equal(t, before, fmt.Sprint(content(t, a.partition("orders", 0), 0), content(t, b.partition("orders", 0), 0)))
+				require.NoError(t, a.c.CheckWrite("orders", 0))
+				require.NoError(t, b.c.CheckWrite("orders", 0))
+				return
+			}
+			require.False(t, one == nil && two == nil, "both sides mirror each other")
+		})
+	}
+}
+
+func TestALoopOfThreeIsRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b, c := newSource(t), newSource(t), newSource(t)
+		a.create("orders", 1)
+		a.write("orders", 0, 3)
+		ab, bc := linked(t, "ab", b, a), linked(t, "bc", c, b)
+		require.NoError(t, ab.AddTopics(t.Context(), "orders"))
+		caughtUp(t, ab)
+		require.NoError(t, bc.AddTopics(t.Context(), "orders"))
+		caughtUp(t, bc)
+		equal(t, a, c, "orders", 1)
+		ca := linked(t, "ca", a, c)
+		err := ca.AddTopics(t.Context(), "orders")
+		require.ErrorIs(t, err, mirror.ErrPeerActive)
+		require.NoError(t, a.c.CheckWrite("orders", 0))
+		a.write("orders", 0, 3)
+		caughtUp(t, ab)
+		caughtUp(t, bc)
+		equal(t, a, c, "orders", 1)
+	})
+}
+
+func TestAChainWorksThroughATakeoverOfItsMiddle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b, c := newSource(t), newSource(t), newSource(t)
+		a.create("orders", 1)
+		a.write("orders", 0, 3)
+		ab, bc := linked(t, "ab", b, a), linked(t, "bc", c, b)
+		require.NoError(t, ab.AddTopics(t.Context(), "orders"))
+		caughtUp(t, ab)
+		require.NoError(t, bc.AddTopics(t.Context(), "orders"))
+		caughtUp(t, bc)
+		require.NoError(t, ab.Remove(within(t, time.Minute), "orders"))
+		b.write("orders", 0, 5)
+		caughtUp(t, bc)
+		equal(t, b, c, "orders", 1)
+	})
+}
+
+func TestResumeNeverLosesWhatWasWrittenHere(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b := newSource(t), newSource(t)
+		a.create("orders", 1)
+		a.write("orders", 0, 10)
+		m := linked(t, "dr", b, a)
+		require.NoError(t, m.AddTopics(t.Context(), "orders"))
+		caughtUp(t, m)
+		require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
+		require.NoError(t, m.Resume(t.Context(), "orders"), "only control batches were added")
+		a.write("orders", 0, 1)
+		caughtUp(t, m)
+		equal(t, a, b, "orders", 1)
+
+		require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
+		b.write("orders", 0, 4)
+		err := m.Resume(t.Context(), "orders")
+		require.ErrorIs(t, err, mirror.ErrWritten)
+		var re *mirror.RangeError
+		require.ErrorAs(t, err, &re)
+		require.Equal(t, []mirror.Range{{Partition: 0, From: 11, To: 16}}, re.Ranges)
+		require.NoError(t, b.c.CheckWrite("orders", 0))
+		require.NoError(t, m.Overwrite(t.Context(), "orders"))
+		caughtUp(t, m)
+		equal(t, a, b, "orders", 1)
+	})
+}
+
+// Acknowledged records above the high watermark, and a commit whose marker has not arrived: promote waits for both.
+func TestPromoteWaitsForAllThatWasAcknowledged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b := newSource(t, broker.Nodes(2)), newSource(t)
+		a.create("orders", 1)
+		a.write("orders", 0, 10)
+		m := linked(t, "dr", b, a)
+		require.NoError(t, m.AddTopics(t.Context(), "orders"))
+		caughtUp(t, m)
+		require.NoError(t, a.broker.Lag("orders", 0, 2, 10))
+		a.write("orders", 0, 5) // acknowledged by the leader alone
+		err := m.Promote(within(t, time.Minute), "orders")
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.ErrorContains(t, err, "the source ends at offset 15, here it is 10")
+		require.Equal(t, mirror.Mirroring, state(t, m, "orders", 0).State, "nothing has changed")
+
+		require.NoError(t, a.broker.Lag("orders", 0, 2, -1))
+		appendTo(t, a.partition("orders", 0), produced(1, 3, true))
+		err = m.Promote(within(t, time.Minute), "orders")
+		require.ErrorContains(t, err, "a transaction is open since offset 15")
+		appendTo(t, a.partition("orders", 0), batch.AppendControl(nil, 0, 0, 3, 0, batch.Control{Type: batch.ControlCommit}, 0))
+		require.NoError(t, m.Promote(within(t, time.Minute), "orders"))
+		require.Equal(t, int64(17), state(t, m, "orders", 0).Position.Offset)
+	})
+}
+
+// A stop that crashes, or whose host fails, at any call: it ends all the same, with one position, and shows nothing twice.
+func TestStopSurvivesACrashAtEveryCall(t *testing.T) {
+	crash := errors.New("crash")
+	for i := int64(1); ; i++ {
+		calls, done := int64(0), false
+		synctest.Test(t, func(t *testing.T) {
+			a := newSource(t)
+			a.create("orders", 1)
+			p := a.partition("orders", 0)
+			appendTo(t, p, plain(5))
+			appendTo(t, p, produced(5, 7, true))
+			host := memlog.New()
+			c, err := mirror.Open(t.Context(), host)
+			require.NoError(t, err)
+			m, err := c.Mirror("dr", a.broker.Source())
+			require.NoError(t, err)
+			require.NoError(t, m.Start(t.Context()))
+			require.NoError(t, m.AddTopics(t.Context(), "orders"))
+			caughtUp(t, m)
+			require.NoError(t, open(t, c, "orders", 0).Sync(t.Context())) // what is lost unsynced is another test's matter
+			host.Fail(func(context.Context, memlog.Op, string, int32) error {
+				if calls++; calls >= i {
+					return crash
+				}
+				return nil
+			})
+			err = m.Remove(within(t, time.Second), "orders")
+			if done = calls < i; done {
+				require.NoError(t, err)
+			}
+			crashed := host.Crash(rng(uint64(i)))
+			_ = c.Close() // the host answers nothing any more
+
+			again, err := mirror.Open(t.Context(), crashed)
+			require.NoError(t, err)
+			defer func() { require.NoError(t, again.Close()) }()
+			m, err = again.Detached("dr")
+			require.NoError(t, err)
+			require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
+			st := state(t, m, "orders", 0)
+			require.True(t, st.TakenOver)
+			require.Equal(t, int64(10), st.Position.Offset, "call %d", i)
+			q := open(t, again, "orders", 0)
+			resets, aborts := 0, 0
+			for b, err := range mirror.Batches(content(t, q, 10)) {
+				require.NoError(t, err)
+				ctl, err := batch.ParseControl(b.Bytes)
+				require.NoError(t, err)
+				if ctl.PIDReset() {
+					resets++
+				} else {
+					aborts++
+				}
+				require.Greater(t, b.Epoch, st.Position.Epoch)
+			}
+			require.Equal(t, 1, aborts, "call %d", i)
+			require.Equal(t, 1, resets, "call %d", i)
+			require.NoError(t, again.CheckWrite("orders", 0))
+		})
+		if done {
+			require.Greater(t, i, int64(8))
+			return
+		}
+	}
+}
