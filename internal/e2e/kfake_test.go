@@ -101,7 +101,7 @@ func TestKfakeDropsRecordsThatWereNotMirrored(t *testing.T) {
 	require.NoError(t, s.Pause(ctx, k.Name))
 	require.NoError(t, l.Write(ctx, k, 0, 1))
 	require.NoError(t, l.Write(ctx, k, 0, 2))
-	start := held + 400
+	start := held + 425 // inside a batch
 	require.NoError(t, c.DeleteRecords(k.Name, 0, start))
 	require.NoError(t, s.Resume(ctx, k.Name))
 	s.caughtUp(t)
