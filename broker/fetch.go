@@ -24,7 +24,8 @@ const (
 // want is a partition that a client fetches: what it asked for, and in a session what it was told last.
 type want struct {
 	key       wantKey
-	topic     string // from the catalog of that generation; empty if there was none
+	topic     string // from the catalog of that generation
+	resource  string // the same for the authorizer
 	known     int64  // generation of the catalog
 	offset    int64
 	maxBytes  int32
@@ -99,7 +100,6 @@ type fetching struct {
 	committed bool
 	limit     int
 
-	found  []found // of each want
 	bytes  int
 	urgent bool
 }
@@ -109,12 +109,12 @@ func (r *fetching) pass(ctx context.Context) {
 	r.c.room.rewind()
 	r.bytes, r.urgent = 0, false
 	n := len(r.s.wants)
-	if r.found == nil {
-		r.found = make([]found, n)
+	if len(r.s.found) != n {
+		r.s.found = make([]found, n)
 	}
 	for i := range n {
 		at := (r.s.first + i) % n
-		f := &r.found[at]
+		f := &r.s.found[at]
 		*f = found{start: -1, hw: -1, lso: -1}
 		if err := r.look(ctx, r.s.wants[at], f); err != nil {
 			f.code, f.records = r.b.code(err), nil
@@ -180,16 +180,23 @@ func (r *fetching) look(ctx context.Context, w *want, f *found) error {
 	return nil
 }
 
-// resolve finds the partition that the client means.
+// resolve finds the partition that the client means, unless it was found before and nothing has changed since. What the client may
+// do is asked every time.
 func (b *Broker) resolve(ctx context.Context, c *call, s *session, w *want) int16 {
-	if now := b.topics.seen(); w.part != nil && w.known == now {
-		return noError
+	code := noError
+	if w.part == nil || w.known != b.topics.seen() {
+		code = b.find(ctx, c, s, w)
 	}
+	if code == noError && !b.allowed(c, "Read", w.resource) {
+		return topicAuthorizationFailed
+	}
+	return code
+}
+
+func (b *Broker) find(ctx context.Context, c *call, s *session, w *want) int16 {
 	t, code := b.topic(ctx, c, w.key.topic, w.key.id)
 	w.known = b.topics.seen()
-	if code == noError && !b.allowed(c, "Read", "Topic:"+t.Name) {
-		code = topicAuthorizationFailed
-	}
+	w.topic, w.resource = t.Name, "Topic:"+t.Name
 	var p *mirror.Partition
 	if code == noError {
 		var err error
@@ -205,7 +212,6 @@ func (b *Broker) resolve(ctx context.Context, c *call, s *session, w *want) int1
 			w.stop = p.Notify(s.wake)
 		}
 	}
-	w.topic = t.Name
 	return code
 }
 
@@ -307,7 +313,7 @@ func (r *fetching) tell(resp *kmsg.FetchResponse, full bool) {
 	n := len(r.s.wants)
 	for i := range n {
 		at := (r.s.first + i) % n
-		w, f := r.s.wants[at], &r.found[at]
+		w, f := r.s.wants[at], &r.s.found[at]
 		news := full || f.urgent() || len(f.records) > 0 || !w.told || w.hw != f.hw || w.start != f.start
 		w.told, w.hw, w.start = f.code == noError, f.hw, f.start
 		if len(f.records) > 0 {
@@ -325,7 +331,7 @@ func (r *fetching) tell(resp *kmsg.FetchResponse, full bool) {
 		p := kmsg.NewFetchResponseTopicPartition()
 		p.Partition, p.ErrorCode = w.key.partition, f.code
 		p.HighWatermark, p.LogStartOffset, p.LastStableOffset = f.hw, f.start, f.lso
-		p.RecordBatches = f.records
+		p.RecordBatches, f.records = f.records, nil
 		if p.RecordBatches == nil {
 			p.RecordBatches = []byte{}
 		}

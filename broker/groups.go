@@ -30,10 +30,11 @@ type committed struct {
 	Epoch     int32   `json:"epoch"` // leader epoch that the client gave
 	Metadata  *string `json:"metadata,omitempty"`
 
-	// Lineage is the leader epoch of the record before Offset, when it was committed. If the log is cut below the offset, and
-	// whatever it holds there afterwards, its epoch table tells where the two part: the offset is lowered to that when it is
-	// asked for.
+	// What tells, when the offset is asked for, that the log was cut below it, whatever it holds there now: the offset is lowered
+	// to the cut then. Lineage is the leader epoch of the record before Offset; the epoch table says where the log parted from
+	// it. Ceiling is Coordinator.OffsetCeiling, -1 if there was none: a log that was emptied may have got the same epochs again.
 	Lineage int32 `json:"lineage"`
+	Ceiling int64 `json:"ceiling"`
 }
 
 func newGroups(b *Broker) *groups {
@@ -154,7 +155,18 @@ func (b *Broker) committing(ctx context.Context, c *call, topic string, p *kmsg.
 	if o.Lineage, err = part.EpochAt(ctx, p.Offset-1); err != nil {
 		return o, b.code(err)
 	}
+	if o.Ceiling, err = b.groups.ceiling(ctx, topic, p.Partition); err != nil {
+		return o, b.code(err)
+	}
 	return o, noError
+}
+
+func (g *groups) ceiling(ctx context.Context, topic string, partition int32) (int64, error) {
+	end, ok, err := g.b.c.OffsetCeiling(ctx, topic, partition)
+	if !ok {
+		end = -1
+	}
+	return end, err
 }
 
 // answer is the offset from which the group goes on. It never lies above the log, nor behind a cut.
@@ -170,6 +182,13 @@ func (g *groups) answer(ctx context.Context, o committed) (committed, error) {
 		} else if end >= 0 {
 			limit = end
 		}
+	}
+	ceiling, err := g.ceiling(ctx, o.Topic, o.Partition)
+	if err != nil {
+		return o, err
+	}
+	if ceiling != o.Ceiling {
+		limit = min(limit, ceiling)
 	}
 	if o.Offset > limit {
 		o.Offset = limit

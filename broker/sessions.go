@@ -32,6 +32,7 @@ type session struct {
 	node  int32
 	byID  bool // topics go by id
 	wants []*want
+	found []found // of each want, by the fetch that goes on
 	index map[wantKey]*want
 	first int           // where the next fetch begins
 	wake  chan struct{} // told of every change of a partition
