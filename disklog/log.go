@@ -446,8 +446,13 @@ func (l *log) flushIndexes(v *view, sync bool) error {
 			continue
 		}
 		err := l.with(v.active, kind, true, func(f vfs.File) error {
-			if _, err := f.WriteAt(r.pending, r.stored); err != nil || !sync {
-				return err
+			if len(r.pending) > 0 {
+				if _, err := f.WriteAt(r.pending, r.stored); err != nil {
+					return err
+				}
+			}
+			if !sync {
+				return nil
 			}
 			err := f.Sync()
 			if err != nil { // what was written before may be lost too, see rewrite
