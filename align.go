@@ -113,39 +113,53 @@ func (r *replica) startPoint(ctx context.Context, leader, epoch int32, low, high
 	return low, nil
 }
 
-// compare asks the source where our epochs end, until the answer says what to do, and does it.
+// compare asks the source where our epochs end, and does what the answers say.
 func (r *replica) compare(ctx context.Context, p *Partition, l lineage, leader, epoch int32, sourceStart, sourceEnd int64) (agreed bool, err error) {
-	ask := l.last()
-	if ask.epoch < 0 { // batches without leader epochs: their number is all there is to go by
+	v, err := r.ask(ctx, l, leader, epoch, sourceStart, sourceEnd)
+	switch {
+	case err != nil:
+		return false, err
+	case v.kind == agree:
+		return true, nil
+	case v.kind == unknown:
+		return false, r.restart(ctx, p, l, v.to, v.why)
+	default:
+		return false, r.cutBack(ctx, p, l, v.to, v.why)
+	}
+}
+
+// ask asks until the answers say what to do: the logs agree, or are to be cut to an offset, or to begin again, empty, at one.
+func (r *replica) ask(ctx context.Context, l lineage, leader, epoch int32, sourceStart, sourceEnd int64) (verdict, error) {
+	probe := l.last()
+	if probe.epoch < 0 { // batches without leader epochs: their number is all there is to go by
 		if sourceEnd >= l.end {
-			return true, nil
+			return verdict{kind: agree}, nil
 		}
-		return false, r.cutBack(ctx, p, l, sourceEnd, "the source's log is shorter and has no leader epochs")
+		return verdict{kind: cutTo, to: sourceEnd, why: "the source's log is shorter and has no leader epochs"}, nil
 	}
 	for {
-		a, err := r.epochEnd(ctx, leader, epoch, ask.epoch)
+		a, err := r.epochEnd(ctx, leader, epoch, probe.epoch)
 		if err != nil {
-			return false, err
+			return verdict{}, err
 		}
-		v, err := l.compare(ask, a)
+		v, err := l.compare(probe, a)
 		if err != nil {
-			return false, undecided(fmt.Errorf("align %s: %w; check the source, then Recover", r, err))
+			return verdict{}, undecided(fmt.Errorf("align %s: %w; check the source, then Recover", r, err))
 		}
 		switch v.kind {
-		case agree:
-			return true, nil
 		case askNext:
-			ask = v.next
+			probe = v.next
 			continue
 		case cutTo:
-			return false, r.cutBack(ctx, p, l, v.to, fmt.Sprintf("asked for epoch %d, the source's epoch %d ends at offset %d", ask.epoch, a.epoch, a.end))
-		default:
+			v.why = fmt.Sprintf("asked for epoch %d, the source's epoch %d ends at offset %d", probe.epoch, a.epoch, a.end)
+		case unknown:
 			to, reset := l.parted(sourceStart, sourceEnd)
-			if reset {
-				return false, r.restart(ctx, p, l, to, "no leader epoch of the log is known to the source")
+			v = verdict{kind: unknown, to: to, why: "no leader epoch of the log is known to the source"}
+			if !reset {
+				v = verdict{kind: cutTo, to: to, why: "the source's log is shorter and knows no leader epoch of ours"}
 			}
-			return false, r.cutBack(ctx, p, l, to, "the source's log is shorter and knows no leader epoch of ours")
 		}
+		return v, nil
 	}
 }
 
@@ -374,7 +388,7 @@ func (r *replica) sourceBounds(ctx context.Context, leader, epoch int32) (start,
 		return 0, 0, err
 	}
 	r.mu.Lock()
-	r.sourceStart, r.sourceEnd = a[0], a[1]
+	r.sourceStart, r.sourceEnd, r.heard = a[0], a[1], time.Now()
 	r.mu.Unlock()
 	return a[0], a[1], nil
 }

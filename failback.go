@@ -166,7 +166,12 @@ func (c *Coordinator) ownPosition(id TopicID, partition int32, cluster string) (
 func (m *Mirror) beginRound(ctx context.Context, t *mirrorTopic, h how) error {
 	before := m.remember(t)
 	m.c.gate.closeTopic(t.name, m.name, int32(len(t.partitions())))
-	rounds, upstreams, err := m.chooseRounds(ctx, t, h)
+	err := t.drain(ctx)
+	var rounds map[*replica]round
+	var upstreams []string
+	if err == nil {
+		rounds, upstreams, err = m.chooseRounds(ctx, t, h)
+	}
 	if err == nil {
 		err = m.persistRounds(ctx, t, rounds, upstreams)
 	}
@@ -192,6 +197,23 @@ func (m *Mirror) beginRound(ctx context.Context, t *mirrorTopic, h how) error {
 	m.refreshSoon()
 	for r := range rounds {
 		r.kick()
+	}
+	return nil
+}
+
+// drain waits for local writers that passed the gate before it was closed.
+func (t *mirrorTopic) drain(ctx context.Context) error {
+	for _, r := range t.partitions() {
+		p, err := r.partition(ctx)
+		if errors.Is(err, ErrUnknownPartition) {
+			continue
+		}
+		if err == nil {
+			err = p.drain(ctx)
+		}
+		if err != nil {
+			return err
+		}
 	}
 	return nil
 }
@@ -251,9 +273,6 @@ func (r *replica) choose(ctx context.Context, p peer, h how) (c choice, err erro
 	part, err := r.partition(ctx)
 	if errors.Is(err, ErrUnknownPartition) {
 		return c, nil
-	}
-	if err == nil {
-		err = part.drain(ctx)
 	}
 	if err != nil {
 		return c, err

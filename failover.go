@@ -362,13 +362,7 @@ func (r *replica) byPosition(ctx context.Context, p *Partition) error {
 	if rd.Empty {
 		return r.restart(ctx, p, l, l.end, "Overwrite of a log that was never mirrored")
 	}
-	to := l.start // no epoch at or below the position's: nothing here came from the source
-	if end, ok := l.endOf(rd.Epoch); ok {
-		to = end
-	}
-	if rd.Offset >= 0 {
-		to = min(to, rd.Offset)
-	}
+	to := l.byPosition(Position{rd.Epoch, rd.Offset})
 	if to >= l.end {
 		return nil
 	}

@@ -41,7 +41,7 @@ func (r *replica) seen(start, end, ours int64) {
 	now := time.Now()
 	r.mu.Lock()
 	behind := r.sourceEnd > ours
-	r.sourceStart, r.sourceEnd = start, max(end, ours)
+	r.sourceStart, r.sourceEnd, r.heard = start, max(end, ours), now
 	h := CatchingUp
 	if r.sourceEnd <= ours {
 		h, r.whole = OK, now

@@ -9,6 +9,7 @@ import (
 	"github.com/clustermirror/mirror/internal/batch"
 	"github.com/clustermirror/mirror/internal/epochs"
 	"github.com/clustermirror/mirror/internal/summary"
+	"github.com/clustermirror/mirror/internal/txn"
 )
 
 // Partition is one partition of the host, mirrored or not: its log, what the library knows of it, and who waits for it. Readers,
@@ -550,6 +551,12 @@ func (p *Partition) advance(ctx context.Context, start int64) error {
 func (p *Partition) tip(ctx context.Context) (end int64, epoch int32, err error) {
 	err = p.know(ctx, func(s *summary.Summary) { end, epoch = s.End(), s.Epochs().Latest() })
 	return end, epoch, err
+}
+
+// openTxns are the transactions that are open at the log's end.
+func (p *Partition) openTxns(ctx context.Context) (list []txn.Open, err error) {
+	err = p.know(ctx, func(s *summary.Summary) { list = s.Txn().Open() })
+	return list, err
 }
 
 // lineage is a copy of the epoch table with the bounds it belongs to.

@@ -626,41 +626,6 @@ func TestOffsetForTimeGoesOnFromWhatTheHostFinds(t *testing.T) {
 	}
 }
 
-// FuzzRecords decodes batches with any body under any codec. It must end, without a panic and without more memory than the
-// body has any right to; what it yields lies within the batch, in order; and no error hides: as many records as promised, or one.
-func FuzzRecords(f *testing.F) {
-	record := values(batch.Header{}, "some value", "and another one")
-	for codec := compress.None; codec <= compress.Zstd; codec++ {
-		var b bytes.Buffer
-		set := protocol.RecordSet{Version: 2, Attributes: protocol.Attributes(codec), Records: protocol.NewRecordReader(
-			protocol.Record{Value: protocol.NewBytes([]byte("some value")), Headers: []protocol.Header{{Key: "k", Value: []byte("v")}}})}
-		_, err := set.WriteTo(&b)
-		require.NoError(f, err)
-		f.Add(uint8(codec), uint16(1), b.Bytes()[4+batch.HeaderSize:])
-	}
-	f.Add(uint8(0), uint16(2), record[batch.HeaderSize:])
-	f.Add(uint8(5), uint16(1), []byte{})
-	f.Fuzz(func(t *testing.T, codec uint8, records uint16, body []byte) {
-		raw := recoded(record, compress.Compression(codec&7), max(1, int(records)), body)
-		if len(raw) > 1<<20 {
-			return
-		}
-		p, _ := partitionOf(t, raw)
-		n, last := 0, int64(-1)
-		for m, err := range p.Records(t.Context(), 0) {
-			if err != nil {
-				require.ErrorIs(t, err, batch.ErrCorrupt)
-				return
-			}
-			require.Greater(t, m.Offset, last)
-			require.Less(t, m.Offset, int64(max(1, int(records))))
-			last = m.Offset
-			n++
-		}
-		require.Equal(t, max(1, int(records)), n)
-	})
-}
-
 // Chunks begin and end anywhere in a log: whatever its batches' sizes, all of its records come, in order.
 func TestRecordsOfAnyLog(t *testing.T) {
 	for seed := range uint64(5) {

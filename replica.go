@@ -45,6 +45,7 @@ type replica struct {
 	bytes       int64     // appended since Start
 	moved       time.Time // the last append, or the moment it fell behind
 	whole       time.Time // when it last held all that the source had
+	heard       time.Time // when the source last answered for it
 	health      Health
 	trouble     error // why it doesn't get on
 }

@@ -276,19 +276,8 @@ func (m *Mirror) look(ctx context.Context, names []string) (map[string]wire.Topi
 	return found, nil
 }
 
-// add takes a new topic into the mirror: the gate is closed, local writers have ended, what is here is proven to be the source's
-// or is nothing, and then PREPARING is persisted for every partition at once.
+// add takes a new topic into the mirror.
 func (m *Mirror) add(ctx context.Context, name string, meta wire.TopicMeta, h how) error {
-	switch {
-	case internalTopic(name) || meta.Internal:
-		return hint(ErrInternalTopic, "internal topics are not mirrored")
-	case meta.Name == "" || errors.Is(meta.Err, kafka.UnknownTopicOrPartition):
-		return hint(fmt.Errorf("%w at the source", ErrUnknownTopic), "create it there first, or check the name and the right to describe it")
-	case meta.Err != nil:
-		return meta.Err
-	case len(meta.Partitions) == 0:
-		return hint(errors.New("the source reports no partitions"), "add it again when they have been created")
-	}
 	release, err := m.c.claim(ctx, name)
 	if err != nil {
 		return err
@@ -297,39 +286,78 @@ func (m *Mirror) add(ctx context.Context, name string, meta wire.TopicMeta, h ho
 	if t := m.topic(name); t != nil { // another call was faster
 		return m.again(ctx, t)
 	}
-	if owner := m.c.ownerOf(name); owner != nil && !owner.over() {
-		return hint(fmt.Errorf("%w: %s", ErrTopicOwned, owner.m.name), "Remove it there first")
-	}
-	n := int32(len(meta.Partitions))
-	here, err := m.c.listTopics(ctx)
+	t, err := m.candidate(ctx, name, meta)
 	if err != nil {
 		return err
 	}
-	local, exists := here[name]
-	switch {
-	case exists && TopicID(meta.ID) != (TopicID{}) && local.ID != TopicID(meta.ID):
-		return hint(fmt.Errorf("%w: %s here, %s at the source", ErrTopicConflict, local.ID, TopicID(meta.ID)), "delete or rename the topic here")
-	case exists && local.Partitions > n:
-		return hint(fmt.Errorf("topic has %d partitions here, %d at the source: partitions are never removed", local.Partitions, n), "delete the topic here")
-	}
-	if err := m.c.host.EnsureTopic(ctx, Topic{Name: name, ID: TopicID(meta.ID), Partitions: n}); err != nil {
+	if err := m.c.host.EnsureTopic(ctx, Topic{Name: name, ID: TopicID(meta.ID), Partitions: int32(len(meta.Partitions))}); err != nil {
 		return fmt.Errorf("create the topic here: %w", err)
 	}
 	first, err := m.c.freshTopic(ctx, name)
 	if err != nil {
 		return err
 	}
-	t := m.newTopic(name, first.ID, Mirroring, n)
-	t.confirmed = TopicID(meta.ID) == first.ID
-	for _, p := range meta.Partitions {
-		if p.ID >= 0 && p.ID < n {
-			t.replicas[p.ID].leader, t.replicas[p.ID].leaderEpoch = p.Leader, p.LeaderEpoch
-		}
+	t.id, t.confirmed = first.ID, TopicID(meta.ID) == first.ID
+	return m.beginRound(ctx, t, h)
+}
+
+// candidate is a topic of the source that may be mirrored, as far as names, ids, numbers of partitions and other mirrors tell. One that
+// is in the mirror already is answered only if it is stopped.
+func (m *Mirror) candidate(ctx context.Context, name string, meta wire.TopicMeta) (*mirrorTopic, error) {
+	switch {
+	case internalTopic(name) || meta.Internal:
+		return nil, hint(ErrInternalTopic, "internal topics are not mirrored")
+	case meta.Name == "" || errors.Is(meta.Err, kafka.UnknownTopicOrPartition):
+		return nil, hint(fmt.Errorf("%w at the source", ErrUnknownTopic), "create it there first, or check the name and the right to describe it")
+	case meta.Err != nil:
+		return nil, meta.Err
+	case len(meta.Partitions) == 0:
+		return nil, hint(errors.New("the source reports no partitions"), "add it again when they have been created")
 	}
+	if t := m.topic(name); t != nil {
+		if t.wishedNow() != Stopped {
+			return nil, nil
+		}
+		t.led(meta)
+		return t, nil
+	}
+	if owner := m.c.ownerOf(name); owner != nil && !owner.over() {
+		return nil, hint(fmt.Errorf("%w: %s", ErrTopicOwned, owner.m.name), "Remove it there first")
+	}
+	n := int32(len(meta.Partitions))
+	here, err := m.c.listTopics(ctx)
+	if err != nil {
+		return nil, err
+	}
+	local, exists := here[name]
+	id := TopicID(meta.ID)
+	switch {
+	case exists && id != (TopicID{}) && local.ID != id:
+		return nil, hint(fmt.Errorf("%w: %s here, %s at the source", ErrTopicConflict, local.ID, id), "delete or rename the topic here")
+	case exists && local.Partitions > n:
+		return nil, hint(fmt.Errorf("topic has %d partitions here, %d at the source: partitions are never removed", local.Partitions, n), "grow it at the source first")
+	case exists:
+		id = local.ID
+	}
+	t := m.newTopic(name, id, Mirroring, n)
+	t.confirmed = TopicID(meta.ID) == id
+	t.led(meta)
 	for _, r := range t.replicas {
 		r.round.Existed, r.round.Open = exists && r.num < local.Partitions, exists && r.num < local.Partitions
 	}
-	return m.beginRound(ctx, t, h)
+	return t, nil
+}
+
+// led takes who leads the partitions of a topic that nothing is fetched of.
+func (t *mirrorTopic) led(meta wire.TopicMeta) {
+	for _, r := range t.partitions() {
+		if int(r.num) < len(meta.Partitions) {
+			p := meta.Partitions[r.num]
+			r.mu.Lock()
+			r.leader, r.leaderEpoch = p.Leader, p.LeaderEpoch
+			r.mu.Unlock()
+		}
+	}
 }
 
 // claim makes one AddTopics of a name wait for another, whichever mirror they come from.

@@ -1,6 +1,7 @@
 package mirror
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 
@@ -45,6 +46,7 @@ type verdict struct {
 	kind verdictKind
 	to   int64
 	next probe
+	why  string
 }
 
 // last is the first question: about our last epoch.
@@ -71,6 +73,27 @@ func (l lineage) below(epoch int32) probe {
 func (l lineage) endOf(epoch int32) (int64, bool) {
 	p := l.below(epoch + 1)
 	return p.end, p.epoch >= 0
+}
+
+// byPosition is where a log is cut whose last mirrored position is known: what lies above was written here. An epoch without an
+// offset leaves the rest to the questions.
+func (l lineage) byPosition(p Position) int64 {
+	to := l.start // no epoch at or below the position's: nothing here came from the source
+	if end, ok := l.endOf(p.Epoch); ok {
+		to = end
+	}
+	if p.Offset >= 0 {
+		to = min(to, p.Offset)
+	}
+	return to
+}
+
+// cut is the lineage of the log after a cut.
+func (l lineage) cut(end int64) lineage {
+	l.end = end
+	i, _ := slices.BinarySearchFunc(l.epochs, end, func(e epochs.Entry, end int64) int { return cmp.Compare(e.Start, end) })
+	l.epochs = l.epochs[:i]
+	return l
 }
 
 // compare says what the answer to a question means for our log.
