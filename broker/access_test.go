@@ -7,6 +7,7 @@ import (
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
+	"io"
 	"math/big"
 	"net"
 	"slices"
@@ -63,6 +64,15 @@ func TestTLSAndSASLPlain(t *testing.T) {
 	defer wrong.CloseIdleConnections()
 	_, err := (&kafka.Client{Addr: b.Addr(), Transport: wrong}).Metadata(ctx, &kafka.MetadataRequest{})
 	require.ErrorIs(t, err, kafka.SASLAuthenticationFailed)
+
+	// Who has not logged in may send little.
+	nc, err := tls.Dial("tcp", b.Addr().String(), client)
+	require.NoError(t, err)
+	defer nc.Close()
+	_, err = nc.Write([]byte{0, 0x10, 0, 0, 0, 18, 0, 3, 0, 0, 0, 1})
+	require.NoError(t, err)
+	_, err = nc.Read(make([]byte, 1))
+	require.ErrorIs(t, err, io.EOF)
 
 	none := &kafka.Transport{TLS: client}
 	defer none.CloseIdleConnections()
@@ -164,6 +174,17 @@ func TestHandle(t *testing.T) {
 	resp, err = b.Handle(ctx, broker.Client{Node: 2}, fetchRequest(11, want("orders", 0, 0)))
 	require.NoError(t, err)
 	require.Equal(t, int16(6), resp.(*kmsg.FetchResponse).Topics[0].Partitions[0].ErrorCode)
+
+	for _, k := range broker.Keys() {
+		for v := k.MinVersion; v <= k.MaxVersion; v++ {
+			req, ok := broker.NewRequest(k.ApiKey, v)
+			require.True(t, ok)
+			require.Equal(t, k.ApiKey, req.Key())
+			require.Equal(t, v, req.GetVersion())
+		}
+		_, ok := broker.NewRequest(k.ApiKey, k.MaxVersion+1)
+		require.False(t, ok)
+	}
 
 	_, err = b.Handle(ctx, broker.Client{Node: 3}, fetchRequest(11))
 	require.Error(t, err)

@@ -11,18 +11,18 @@ import (
 )
 
 // firstRead is as much of a request as is believed before its bytes have come.
-const firstRead = 1 << 20
+const firstRead = 64 << 10
 
 // readFrame reads one request without its length into buf, or into a larger slice. Memory grows with the bytes that come, not with
 // the length that is claimed.
-func readFrame(r io.Reader, buf []byte, limit int) ([]byte, error) {
+func readFrame(r io.Reader, buf []byte, limit func() int64) ([]byte, error) {
 	var prefix [4]byte
 	if _, err := io.ReadFull(r, prefix[:]); err != nil {
 		return nil, err
 	}
 	size := int64(int32(binary.BigEndian.Uint32(prefix[:])))
-	if size < 0 || size > int64(limit) {
-		return nil, fmt.Errorf("request of %d bytes, at most %d are allowed", size, limit)
+	if size < 0 || size > limit() {
+		return nil, fmt.Errorf("request of %d bytes, at most %d are allowed", size, limit())
 	}
 	buf = buf[:0]
 	for int64(len(buf)) < size {

@@ -59,23 +59,25 @@ func TestFetchAnswersAreEncodedAsKmsgDoes(t *testing.T) {
 	}
 }
 
+func upTo(limit int64) func() int64 { return func() int64 { return limit } }
+
 func TestAFrameGrowsWithItsBytesOnly(t *testing.T) {
 	claim := []byte{0x05, 0xff, 0xff, 0xff} // 96 MiB
-	got, err := readFrame(bytes.NewReader(append(claim, 1, 2, 3)), nil, 100<<20)
+	got, err := readFrame(bytes.NewReader(append(claim, 1, 2, 3)), nil, upTo(100<<20))
 	require.ErrorIs(t, err, io.ErrUnexpectedEOF)
 	require.Nil(t, got)
 	require.Less(t, testing.AllocsPerRun(10, func() {
-		_, _ = readFrame(bytes.NewReader(append(claim, 1, 2, 3)), make([]byte, 0, firstRead), 100<<20)
+		_, _ = readFrame(bytes.NewReader(append(claim, 1, 2, 3)), make([]byte, 0, firstRead), upTo(100<<20))
 	}), 10.0)
 
-	_, err = readFrame(bytes.NewReader([]byte{0xff, 0xff, 0xff, 0xff}), nil, 100)
+	_, err = readFrame(bytes.NewReader([]byte{0xff, 0xff, 0xff, 0xff}), nil, upTo(100))
 	require.ErrorContains(t, err, "-1 bytes")
-	_, err = readFrame(bytes.NewReader([]byte{0, 0, 0, 101}), nil, 100)
+	_, err = readFrame(bytes.NewReader([]byte{0, 0, 0, 101}), nil, upTo(100))
 	require.ErrorContains(t, err, "101 bytes")
 
 	long := bytes.Repeat([]byte{7}, 5*firstRead+3)
 	frame := append(binary.BigEndian.AppendUint32(nil, uint32(len(long))), long...)
-	got, err = readFrame(bytes.NewReader(frame), make([]byte, 10), 100<<20)
+	got, err = readFrame(bytes.NewReader(frame), make([]byte, 10), upTo(100<<20))
 	require.NoError(t, err)
 	require.Equal(t, long, got)
 }
@@ -85,7 +87,7 @@ func TestAFrameGrowsWithItsBytesOnly(t *testing.T) {
 func FuzzRequest(f *testing.F) {
 	for key := range apis {
 		for _, v := range []int16{apis[key].min, apis[key].max} {
-			req := newRequest(key, v)
+			req, _ := NewRequest(key, v)
 			f.Add(kmsg.NewRequestFormatter(kmsg.FormatterClientID("c")).AppendRequest(nil, req, 1))
 		}
 	}
@@ -95,7 +97,7 @@ func FuzzRequest(f *testing.F) {
 	f.Add([]byte{0xff, 0xff, 0xff, 0xff})
 	f.Add([]byte{0, 0, 0, 8, 0, 18, 0, 99, 0, 0, 0, 1})
 	f.Fuzz(func(t *testing.T, in []byte) {
-		frame, err := readFrame(bytes.NewReader(in), nil, 1<<20)
+		frame, err := readFrame(bytes.NewReader(in), nil, upTo(1<<20))
 		if err != nil {
 			return
 		}
@@ -104,16 +106,15 @@ func FuzzRequest(f *testing.F) {
 		if err != nil {
 			return
 		}
-		a, ok := apis[h.key]
-		if !ok || h.version < a.min || h.version > a.max {
+		req, ok := NewRequest(h.key, h.version)
+		if !ok {
 			return
 		}
-		req := newRequest(h.key, h.version)
 		if parseBody(body, req) != nil {
 			return
 		}
 		once := req.AppendTo(nil)
-		again := newRequest(h.key, h.version)
+		again, _ := NewRequest(h.key, h.version)
 		require.NoError(t, again.ReadFrom(once))
 		require.Equal(t, once, again.AppendTo(nil))
 	})
@@ -122,7 +123,7 @@ func FuzzRequest(f *testing.F) {
 // Any request that is understood is answered or refused, with a log that may hold anything and a client that is let in.
 func FuzzHandle(f *testing.F) {
 	for key := range apis {
-		req := newRequest(key, apis[key].max)
+		req, _ := NewRequest(key, apis[key].max)
 		f.Add(key, apis[key].max, req.AppendTo(nil))
 	}
 	fetch := kmsg.NewPtrFetchRequest()
@@ -138,11 +139,10 @@ func FuzzHandle(f *testing.F) {
 	f.Cleanup(func() { b.Close(); c.Close() })
 	require.NoError(f, c.Host().EnsureTopic(context.Background(), mirror.Topic{Name: "orders", Partitions: 2}))
 	f.Fuzz(func(t *testing.T, key, version int16, body []byte) {
-		a, ok := apis[key]
-		if !ok || version < a.min || version > a.max {
+		req, ok := NewRequest(key, version)
+		if !ok {
 			return
 		}
-		req := newRequest(key, version)
 		if req.ReadFrom(body) != nil {
 			return
 		}
@@ -204,7 +204,7 @@ func TestApiVersionsOfTheFuture(t *testing.T) {
 	require.NoError(t, err)
 	defer nc.Close()
 	go nc.Write([]byte{0, 0, 0, 10, 0, 18, 0, 99, 0, 0, 0, 5, 0xff, 0xff})
-	frame, err := readFrame(nc, nil, 10_000)
+	frame, err := readFrame(nc, nil, upTo(10_000))
 	require.NoError(t, err)
 	require.Equal(t, []byte{0, 0, 0, 5}, frame[:4])
 	var resp kmsg.ApiVersionsResponse

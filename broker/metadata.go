@@ -26,6 +26,9 @@ func (b *Broker) metadata(ctx context.Context, c *call, req *kmsg.MetadataReques
 	all, err := b.topics.load(ctx)
 	// Asked for no list (version 0: an empty one) we tell of everything that the client may see.
 	if req.Topics == nil || req.Version == 0 && len(req.Topics) == 0 {
+		if err != nil { // an empty list would mean that there are no topics
+			c.failed = err
+		}
 		for _, t := range all {
 			if b.allowed(c, "Describe", "Topic:"+t.Name) {
 				resp.Topics = append(resp.Topics, b.describe(ctx, t))
@@ -90,7 +93,8 @@ func (b *Broker) describe(ctx context.Context, t mirror.Topic) kmsg.MetadataResp
 		m.Partition, m.Leader, m.Replicas = i, -1, replicas
 		p, err := b.c.Partition(ctx, t.Name, i)
 		if err != nil {
-			m.ErrorCode = b.code(err)
+			b.log.Warn("partition not opened", "topic", t.Name, "partition", i, "err", err)
+			m.ErrorCode = leaderNotAvailable
 		} else {
 			_, leo := p.Bounds()
 			m.LeaderEpoch = p.LeaderEpoch()

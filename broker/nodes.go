@@ -163,17 +163,6 @@ func (c *cluster) view(p place, leo int64) (leader int32, isr, offline []int32) 
 	return r.leader, c.isr(r, leo), offline
 }
 
-// forget drops what was played with a topic that is gone.
-func (c *cluster) forget(exists func(topic string) bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for p := range c.parts {
-		if !exists(p.topic) {
-			delete(c.parts, p)
-		}
-	}
-}
-
 // Elect makes a node the leader of a partition under a higher leader epoch, which is durable on return. A node that is held back
 // (Lag) brings its shorter replica: the log is cut to it. Such an election is clean while the node is in sync, as only records above
 // the high watermark go; otherwise it must be said to be unclean. WARNING: what is cut is gone.

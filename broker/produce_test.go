@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"testing"
+	"testing/synctest"
 
 	"github.com/stretchr/testify/require"
 	"github.com/twmb/franz-go/pkg/kmsg"
@@ -73,6 +74,32 @@ func TestAcksZeroGetsNoAnswer(t *testing.T) {
 	req.Acks = 0
 	w.send(req)
 	require.Equal(t, int64(1), w.write("orders", 0, records(1)), "the next answer is that of the next request")
+}
+
+// What was received is appended, also if the client did not wait to see it.
+func TestAClientThatGoesAwayHasWritten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		host := newHost()
+		b := start(t, host, one("orders"))
+		w := dial(t, b, "node-1")
+		entered, resume := make(chan struct{}), make(chan struct{})
+		host.Fail(func(ctx context.Context, op memlog.Op, topic string, _ int32) error {
+			if op == memlog.OpAppend && topic == "orders" {
+				close(entered)
+				<-resume
+				return ctx.Err()
+			}
+			return nil
+		})
+		w.send(produceRequest(9, "orders", 0, records(1)))
+		<-entered
+		w.nc.Close()
+		synctest.Wait()
+		close(resume)
+		synctest.Wait()
+		host.Fail(nil)
+		require.Equal(t, []int64{0}, offsets(t, dial(t, b, "node-1").fetch(11, want("orders", 0, 0)).RecordBatches))
+	})
 }
 
 func TestLogAppendTime(t *testing.T) {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"reflect"
 	"slices"
 
 	"github.com/twmb/franz-go/pkg/kmsg"
@@ -19,14 +20,27 @@ type Client struct {
 	Principal string // for Authorize, as User:<name>; empty means User:ANONYMOUS
 }
 
-// Handle answers one request, for programs that have a listener of their own and mount some or all of the handlers. Its version must
-// lie within what Keys says. It blocks as long as the request may (a fetch that waits for data) or until ctx ends. The records of a
+// NewRequest is an empty request of a kind and version that Keys lists, to be filled with ReadFrom; false for others. It knows
+// KIP-1279's requests too, which kmsg does not.
+func NewRequest(key, version int16) (req kmsg.Request, ok bool) {
+	if a, known := apis[key]; !known || !a.has(version) {
+		return nil, false
+	}
+	if req = wire.MirrorRequest(key); req == nil {
+		req = kmsg.RequestForKey(key)
+	}
+	req.SetVersion(version)
+	return req, true
+}
+
+// Handle answers one request, for programs that have a listener of their own and mount some or all of the handlers. The request
+// comes from NewRequest, or is kmsg's of a version that Keys lists. It blocks as long as the request may (a fetch that waits for data) or until ctx ends. The records of a
 // Produce request are changed in place and not kept. The answer is the caller's; nil if the request wants none (Produce with
 // acks=0).
 func (b *Broker) Handle(ctx context.Context, from Client, req kmsg.Request) (kmsg.Response, error) {
-	a, ok := apis[req.Key()]
-	if v := req.GetVersion(); !ok || v < a.min || v > a.max {
-		return nil, fmt.Errorf("request with key %d, version %d: not handled", req.Key(), v)
+	known, ok := NewRequest(req.Key(), req.GetVersion())
+	if !ok || reflect.TypeOf(known) != reflect.TypeOf(req) {
+		return nil, fmt.Errorf("%T with key %d, version %d: not handled", req, req.Key(), req.GetVersion())
 	}
 	if b.ctx.Err() != nil {
 		return nil, mirror.ErrClosed
@@ -42,10 +56,11 @@ func (b *Broker) Handle(ctx context.Context, from Client, req kmsg.Request) (kms
 	defer cancel()
 	defer context.AfterFunc(b.ctx, cancel)()
 	c := call{Client: from}
-	if resp := a.handle(b, ctx, &c, req); !c.silent {
-		return resp, nil
+	resp := apis[req.Key()].handle(b, ctx, &c, req)
+	if c.silent || c.failed != nil {
+		return nil, c.failed
 	}
-	return nil, nil
+	return resp, nil
 }
 
 // Keys are the requests that are handled and their versions, by key. The caller owns the answer.
@@ -68,6 +83,7 @@ type call struct {
 	room   room     // where records are read to; valid until the answer is written
 	fresh  bool     // the catalog was read from the host during this call
 	silent bool     // the client wants no answer
+	failed error    // why there is none, where the answer has no room for it
 }
 
 // api is one kind of request.
@@ -76,7 +92,12 @@ type api struct {
 	handle   func(*Broker, context.Context, *call, kmsg.Request) kmsg.Response
 }
 
-const keyApiVersions = 18
+func (a api) has(version int16) bool { return version >= a.min && version <= a.max }
+
+const (
+	keyFetch       = 1
+	keyApiVersions = 18
+)
 
 // apis is filled by init because Keys, which a handler calls, reads it.
 var apis map[int16]api
@@ -84,7 +105,7 @@ var apis map[int16]api
 func init() {
 	apis = map[int16]api{
 		0:              on(3, 13, (*Broker).produce),
-		1:              on(4, 18, (*Broker).fetch),
+		keyFetch:       on(4, 18, (*Broker).fetch),
 		2:              on(1, 10, (*Broker).listOffsets),
 		3:              on(0, 13, (*Broker).metadata),
 		8:              on(2, 9, (*Broker).offsetCommit),
@@ -119,16 +140,6 @@ func on[Q kmsg.Request, A any](lo, hi int16, f func(*Broker, context.Context, *c
 
 func (b *Broker) apiVersions(_ context.Context, _ *call, _ *kmsg.ApiVersionsRequest, resp *kmsg.ApiVersionsResponse) {
 	resp.ApiKeys = Keys()
-}
-
-// newRequest is an empty request of a kind that is handled.
-func newRequest(key, version int16) kmsg.Request {
-	req := wire.MirrorRequest(key)
-	if req == nil {
-		req = kmsg.RequestForKey(key)
-	}
-	req.SetVersion(version)
-	return req
 }
 
 // allowed asks the host's authorizer.

@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kmsg"
@@ -22,8 +23,12 @@ type conn struct {
 	node   int32
 	memory bool
 	login  login
-	out    []byte // scratch for answers
+	limit  atomic.Int64 // of a request's size; it grows with the login
+	out    []byte       // scratch for answers
 }
+
+// loginRequest bounds the requests of clients that have not logged in. Kafka: sasl.server.max.receive.size.
+const loginRequest = 512 << 10
 
 func newConn(b *Broker, nc net.Conn, node int32, memory bool) *conn {
 	c := &conn{b: b, nc: nc, node: node, memory: memory}
@@ -36,7 +41,16 @@ func newConn(b *Broker, nc net.Conn, node int32, memory bool) *conn {
 	if b.opts.plain == nil && !memory {
 		c.login = login{done: true, principal: anonymous}
 	}
+	c.setLimit()
 	return c
+}
+
+func (c *conn) setLimit() {
+	limit := c.b.opts.maxRequest
+	if !c.login.done {
+		limit = min(limit, loginRequest)
+	}
+	c.limit.Store(int64(limit))
 }
 
 // requests are the buffers of requests, which live until their answer is on its way.
@@ -61,7 +75,7 @@ func (c *conn) serve() {
 		for {
 			buf := requests.Get().(*[]byte)
 			var err error
-			if *buf, err = readFrame(in, *buf, c.b.opts.maxRequest); err != nil {
+			if *buf, err = readFrame(in, *buf, c.limit.Load); err != nil {
 				c.note(ctx, err)
 				return
 			}
@@ -102,7 +116,7 @@ func (c *conn) answer(ctx context.Context, frame []byte) error {
 		return err
 	}
 	a, known := apis[h.key]
-	if !known || h.version < a.min || h.version > a.max {
+	if !known || !a.has(h.version) {
 		if h.key == keyApiVersions {
 			// A client from the future learns in the oldest form what it may ask.
 			resp := kmsg.NewPtrApiVersionsResponse()
@@ -111,7 +125,7 @@ func (c *conn) answer(ctx context.Context, frame []byte) error {
 		}
 		return fmt.Errorf("request with key %d has version %d: unsupported", h.key, h.version)
 	}
-	req := newRequest(h.key, h.version)
+	req, _ := NewRequest(h.key, h.version)
 	if err := parseBody(body, req); err != nil {
 		return fmt.Errorf("request with key %d, version %d: %w", h.key, h.version, err)
 	}
@@ -120,13 +134,18 @@ func (c *conn) answer(ctx context.Context, frame []byte) error {
 		return err
 	}
 	if resp != nil {
+		c.setLimit()
 		return c.write(h, resp)
+	}
+	if h.key != keyFetch {
+		// A client that goes away ends its wait for data, but not what it asked to be done.
+		ctx = c.b.ctx
 	}
 	cl := call{Client: Client{Node: c.node, Principal: c.login.principal}, memory: c.memory, local: c.nc.LocalAddr()}
 	defer cl.room.release()
 	resp = a.handle(c.b, ctx, &cl, req)
-	if cl.silent {
-		return nil
+	if cl.silent || cl.failed != nil {
+		return cl.failed
 	}
 	return c.write(h, resp)
 }
