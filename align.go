@@ -169,6 +169,7 @@ type cutEntry struct {
 	Target   int64 // the log's end afterwards
 	Reset    bool  // emptied, and going on at Target
 	Reason   string
+	Commits  map[int64]int64 `json:",omitempty"` // by producer: COMMIT markers among what is dropped
 	Time     time.Time
 }
 
@@ -191,7 +192,7 @@ func (r *replica) carryOut(ctx context.Context, p *Partition, e cutEntry) error 
 	r.mu.Lock()
 	rd, mayCut := r.round, r.mayCut
 	r.mu.Unlock()
-	if r.m.opts.failOnDiverge && !mayCut && rd.Aligned {
+	if r.m.opts.failOnDiverge && !mayCut && rd.Aligned && !rd.Stored {
 		return undecided(fmt.Errorf("%s: offsets [%d, %d) would be dropped: %s; Recover allows it", r, e.From, e.To, e.Reason))
 	}
 	e.Time = time.Now()
@@ -246,6 +247,21 @@ func (r *replica) finish(ctx context.Context, p *Partition, e cutEntry) error {
 	ev := Event{Kind: kind, Mirror: r.m.name, Topic: r.t.name, Partition: r.num, From: e.From, To: e.To, Reason: e.Reason}
 	r.m.c.log.Warn("records dropped", "mirror", r.m.name, "partition", r.String(), "from", e.From, "to", e.To, "end", e.Target, "reason", e.Reason)
 	r.m.c.events.send(ev)
+	if len(e.Commits) > 0 {
+		open, err := p.openTxns(ctx)
+		if err != nil {
+			return err
+		}
+		for _, o := range open {
+			if at, ok := e.Commits[o.ProducerID]; ok {
+				r.m.c.events.send(Event{
+					Kind: DataLoss, Mirror: r.m.name, Topic: r.t.name, Partition: r.num, From: o.FirstOffset, To: o.Next,
+					Reason: fmt.Sprintf("the transaction of producer %d was committed here at offset %d, and was still open when the other side took over", o.ProducerID, at),
+				})
+				totals.Lost += o.Next - o.FirstOffset
+			}
+		}
+	}
 	closed := record(r.key(typeTotals), totals)
 	gone := record(r.key(typeCut), nil)
 	gone.Value = nil

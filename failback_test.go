@@ -379,3 +379,68 @@ func TestStopSurvivesACrashAtEveryCall(t *testing.T) {
 		}
 	}
 }
+
+func TestTruncateToStableCutsInsteadOfAborting(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b := newSource(t), newSource(t)
+		a.create("orders", 1)
+		p := a.partition("orders", 0)
+		appendTo(t, p, plain(5))
+		appendTo(t, p, produced(5, 7, true))
+		appendTo(t, p, plain(5))
+		m := linked(t, "dr", b, a, mirror.TruncateToStable(3))
+		require.NoError(t, m.AddTopics(t.Context(), "orders"))
+		caughtUp(t, m)
+		err := m.Remove(within(t, time.Minute), "orders")
+		require.ErrorContains(t, err, "[5, 15)", "beyond the limit")
+		require.Error(t, b.c.CheckWrite("orders", 0))
+		require.NoError(t, m.Recover(t.Context(), "orders"))
+		eventually(t, "stopped", func() bool { return state(t, m, "orders", 0).State == mirror.Stopped })
+		st := state(t, m, "orders", 0)
+		require.Equal(t, int64(5), st.Position.Offset)
+		require.Equal(t, int64(6), st.End, "the reset batch")
+		require.Equal(t, mirror.Totals{Cut: 10, Cuts: 1}, st.Totals)
+		require.NoError(t, b.c.CheckWrite("orders", 0))
+
+		b.write("orders", 0, 2)
+		back := linked(t, "back", a, b)
+		require.NoError(t, back.AddTopics(t.Context(), "orders"))
+		caughtUp(t, back)
+		equal(t, a, b, "orders", 1)
+	})
+}
+
+// The source commits a transaction that the other side has aborted at its takeover: after failback the abort stands on both sides, and
+// the records that were committed here are reported.
+func TestCommitAfterTheTakeoverIsReportedAtFailback(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ev := new(events)
+		host := memlog.New()
+		c, err := mirror.Open(t.Context(), host, mirror.OnEvent(ev.add))
+		require.NoError(t, err)
+		br, err := broker.New(c)
+		require.NoError(t, err)
+		a, b := &source{t: t, host: host, c: c, broker: br}, newSource(t)
+		t.Cleanup(a.close)
+		a.create("orders", 1)
+		appendTo(t, a.partition("orders", 0), produced(5, 7, true))
+		m := linked(t, "dr", b, a)
+		require.NoError(t, m.AddTopics(t.Context(), "orders"))
+		caughtUp(t, m)
+		require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
+		appendTo(t, a.partition("orders", 0), batch.AppendControl(nil, 0, 0, 7, 0, batch.Control{Type: batch.ControlCommit}, 0))
+
+		back := linked(t, "back", a, b)
+		require.NoError(t, back.AddTopics(t.Context(), "orders"))
+		caughtUp(t, back)
+		equal(t, a, b, "orders", 1)
+		aborted, err := a.partition("orders", 0).Aborted(t.Context(), 0, 100)
+		require.NoError(t, err)
+		require.Len(t, aborted, 1)
+		synctest.Wait()
+		lost := ev.of(mirror.DataLoss)
+		require.Len(t, lost, 1)
+		require.Equal(t, [2]int64{0, 5}, [2]int64{lost[0].From, lost[0].To})
+		require.Contains(t, lost[0].Reason, "committed here at offset 5")
+	})
+}

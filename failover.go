@@ -74,6 +74,9 @@ func (r *replica) stop(ctx context.Context) (done round, err error) {
 	if rd, err = r.storePosition(ctx, p, rd); err != nil {
 		return rd, err
 	}
+	if err := r.cutUnstable(ctx, p, rd); err != nil {
+		return rd, err
+	}
 	if rd, err = r.raiseForTakeover(ctx, p, rd, sourceEpoch); err != nil {
 		return rd, err
 	}
@@ -97,13 +100,48 @@ func (r *replica) storePosition(ctx context.Context, p *Partition, rd round) (ro
 	if err != nil {
 		return rd, err
 	}
-	if !rd.Aligned {
+	switch {
+	case !rd.Aligned:
 		epoch = -1
+	case r.m.opts.stable >= 0:
+		if end, epoch, err = r.stablePosition(ctx, p, end, epoch); err != nil {
+			return rd, err
+		}
 	}
 	rd.Stored, rd.Epoch, rd.Offset = true, epoch, end
 	return rd, r.putRound(ctx, rd, statelog.Record{
 		Key: r.key(statelog.TypePosition), Value: statelog.Position{Epoch: epoch, Offset: end}.Append(nil),
 	})
+}
+
+// stablePosition is the position of TruncateToStable: it is stored first, and then the log is cut to it.
+func (r *replica) stablePosition(ctx context.Context, p *Partition, end int64, epoch int32) (int64, int32, error) {
+	lso, err := p.LastStableOffset(ctx)
+	if err != nil || lso == end {
+		return end, epoch, err
+	}
+	r.mu.Lock()
+	mayCut := r.mayCut
+	r.mu.Unlock()
+	if limit := r.m.opts.stable; end-lso > limit && !mayCut {
+		return 0, 0, undecided(fmt.Errorf("%s: TruncateToStable would cut [%d, %d), more than its limit of %d; Recover allows it", r, lso, end, limit))
+	}
+	if start, _ := p.Bounds(); lso <= start {
+		return lso, -1, nil
+	}
+	epoch, err = p.EpochAt(ctx, lso-1)
+	return lso, epoch, err
+}
+
+func (r *replica) cutUnstable(ctx context.Context, p *Partition, rd round) error {
+	if !rd.Stored || rd.Raised || r.m.opts.stable < 0 {
+		return nil
+	}
+	l, err := p.lineage(ctx)
+	if err != nil || l.end <= rd.Offset {
+		return err
+	}
+	return r.carryOut(ctx, p, cutEntry{From: rd.Offset, To: l.end, Target: rd.Offset, Reset: rd.Offset < l.start, Reason: "TruncateToStable: transactions were open"})
 }
 
 func (r *replica) raiseForTakeover(ctx context.Context, p *Partition, rd round, sourceEpoch int32) (round, error) {
@@ -366,5 +404,40 @@ func (r *replica) byPosition(ctx context.Context, p *Partition) error {
 	if to >= l.end {
 		return nil
 	}
-	return r.cutBack(ctx, p, l, to, fmt.Sprintf("written here after the last mirrored position (epoch %d, offset %d)", rd.Epoch, rd.Offset))
+	commits, err := p.commits(ctx, to)
+	if err != nil {
+		return err
+	}
+	return r.carryOut(ctx, p, cutEntry{
+		From: to, To: l.end, Target: to, Reset: to < l.start, Commits: commits,
+		Reason: fmt.Sprintf("written here after the last mirrored position (epoch %d, offset %d)", rd.Epoch, rd.Offset),
+	})
+}
+
+// commits are the producers that committed a transaction from an offset on, and where their marker is. If one was open at a
+// cut there, the other side has aborted it: its records below the cut are no longer visible, and that is a loss too.
+func (p *Partition) commits(ctx context.Context, from int64) (map[int64]int64, error) {
+	commits := make(map[int64]int64)
+	buf := make([]byte, 4096)
+	for _, end := p.Bounds(); from < end; {
+		n, err := p.Read(ctx, from, buf)
+		if err != nil || n == 0 {
+			return commits, err
+		}
+		h, err := batch.Parse(buf[:n])
+		if err != nil {
+			return nil, fmt.Errorf("read %s at offset %d: %w", p, from, err)
+		}
+		if h.Control() && h.Records > 0 {
+			c, err := batch.ParseControl(buf[:n])
+			if err != nil {
+				return nil, fmt.Errorf("read %s at offset %d: %w", p, from, err)
+			}
+			if _, seen := commits[h.ProducerID]; c.Type == batch.ControlCommit && !seen {
+				commits[h.ProducerID] = h.Base
+			}
+		}
+		from = h.Next()
+	}
+	return commits, nil
 }

@@ -342,6 +342,9 @@ func (f *fetcher) check(resp *wire.Response, progress func()) (work []fetched) {
 		w := fetched{c: c, bytes: v.bytes, base: v.base, epoch: v.epoch, sourceEnd: max(a.HighWatermark, v.next), logStart: a.LogStart}
 		start, end := r.part.Bounds()
 		r.seen(w.logStart, w.sourceEnd, end) // before the append, which may hang
+		r.mu.Lock()
+		r.sourceLSO = a.LastStable
+		r.mu.Unlock()
 		if len(v.bytes) > 0 || w.logStart > start {
 			work = append(work, w)
 		}

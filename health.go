@@ -75,6 +75,9 @@ func (m *Mirror) watch(now time.Time) {
 			}
 			stuck := r.stored.state == Mirroring && r.health == CatchingUp && r.sourceEnd > ours && since > m.opts.stallAfter
 			sourceEnd := r.sourceEnd
+			if p != nil {
+				r.hung = p.hung(now, ours >= sourceEnd, r.sourceLSO)
+			}
 			r.mu.Unlock()
 			if !stuck {
 				continue
@@ -89,6 +92,32 @@ func (m *Mirror) watch(now time.Time) {
 		f.reconnect()
 		m.refreshSoon()
 	}
+}
+
+// hungAfter is Kafka's transaction.max.timeout.ms: no transaction should be open for longer.
+const hungAfter = 15 * time.Minute
+
+// hung names a transaction that keeps read-committed readers waiting and that nobody will end: it has been open for too long, or the
+// source has ended it and we hold all that it has. It asks only what is known without reading.
+func (p *Partition) hung(now time.Time, whole bool, sourceLSO int64) string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.stale || p.sum == nil {
+		return ""
+	}
+	lso := p.sum.LastStable()
+	if lso == p.sum.End() {
+		return ""
+	}
+	if whole && sourceLSO > lso {
+		return fmt.Sprintf("a transaction is open since offset %d, though the source's last stable offset is %d", lso, sourceLSO)
+	}
+	for _, o := range p.sum.Txn().Open() {
+		if o.FirstOffset == lso && o.Timestamp >= 0 && now.Sub(time.UnixMilli(o.Timestamp)) > hungAfter {
+			return fmt.Sprintf("the transaction of producer %d is open since offset %d, %s", o.ProducerID, o.FirstOffset, time.UnixMilli(o.Timestamp).UTC().Format(time.RFC3339))
+		}
+	}
+	return ""
 }
 
 // reconnect closes the loop's connection; it makes a new one.

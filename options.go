@@ -46,6 +46,7 @@ type mirrorOptions struct {
 	backoffMax     time.Duration
 	failOnDiverge  bool
 	stopOnDelete   bool
+	stable         int64 // TruncateToStable's limit, -1: off
 	start          start
 }
 
@@ -64,6 +65,7 @@ func defaultOptions() options {
 			stallAfter:     time.Minute,
 			backoffMin:     100 * time.Millisecond,
 			backoffMax:     30 * time.Second,
+			stable:         -1,
 		},
 	}
 }
@@ -150,6 +152,13 @@ func StopOnSourceDelete() MirrorOption {
 	return mirrorOptionFunc(func(o *mirrorOptions) { o.stopOnDelete = true })
 }
 
+// TruncateToStable has Remove cut a partition to its last stable offset when transactions are open, as earlier drafts of KIP-1279 do,
+// instead of aborting them where they are. WARNING: committed records behind the first open transaction are lost; the cut is reported.
+// A stop that would cut more than limit offsets is FAILED instead, with the range, until Recover allows it.
+func TruncateToStable(limit int64) MirrorOption {
+	return mirrorOptionFunc(func(o *mirrorOptions) { o.stable = limit })
+}
+
 // start is where an empty log begins.
 type start struct {
 	kind startKind
@@ -207,6 +216,9 @@ func (o *mirrorOptions) validate() error {
 	span("StallAfter", o.stallAfter, 100*time.Millisecond, 24*time.Hour)
 	span("Backoff's first pause", o.backoffMin, time.Millisecond, time.Hour)
 	span("Backoff's cap", o.backoffMax, o.backoffMin, time.Hour)
+	if o.stable < -1 {
+		errs = append(errs, fmt.Errorf("TruncateToStable is %d, must not be negative", o.stable))
+	}
 	if o.start.kind == fromOffset && o.start.at < 0 {
 		errs = append(errs, fmt.Errorf("StartAtOffset is %d, must not be negative", o.start.at))
 	}

@@ -42,6 +42,8 @@ type replica struct {
 	compared    int32 // the leader epoch under which the epochs were last compared
 	sourceStart int64 // -1 if unknown
 	sourceEnd   int64
+	sourceLSO   int64
+	hung        string    // a transaction that doesn't end; "" if there is none
 	bytes       int64     // appended since Start
 	moved       time.Time // the last append, or the moment it fell behind
 	whole       time.Time // when it last held all that the source had
@@ -83,7 +85,7 @@ func newReplica(t *mirrorTopic, num int32) *replica {
 		m: t.m, t: t, num: num, appending: newLock(),
 		stored: stored{state: Unknown, before: Unknown},
 		round:  round{Epoch: -1, Offset: -1},
-		leader: -1, leaderEpoch: -1, compared: -1, sourceStart: -1, sourceEnd: -1, health: CatchingUp,
+		leader: -1, leaderEpoch: -1, compared: -1, sourceStart: -1, sourceEnd: -1, sourceLSO: -1, health: CatchingUp,
 	}
 }
 

@@ -130,6 +130,8 @@ func (r *replica) status(now time.Time) PartitionStatus {
 		s.Reason, s.NeedsWord = r.stored.text, r.stored.decide
 	case r.trouble != nil:
 		s.Reason = r.trouble.Error()
+	default:
+		s.Reason = r.hung
 	}
 	if s.State == Paused || s.State == Stopped {
 		s.Health, s.Reason = OK, ""
