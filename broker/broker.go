@@ -125,7 +125,11 @@ func (b *Broker) Listen(addr string) error {
 			}
 			return err
 		}
-		b.work.Go(func() { b.accept(l) })
+		b.work.Go(func() {
+			if err := b.accept(l); !errors.Is(err, mirror.ErrClosed) {
+				b.log.Error("listener ends", "addr", l.Addr().String(), "err", err)
+			}
+		})
 	}
 	return nil
 }

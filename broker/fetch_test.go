@@ -192,7 +192,7 @@ func TestFetchTellsWhereLogsPartedAsKafkaDoes(t *testing.T) {
 		f.last = last
 		return w.fetch(12, f)
 	}
-	for last := int32(0); last < high; last++ {
+	for last := range high {
 		p := at(150, last)
 		require.Zero(t, p.ErrorCode)
 		require.Empty(t, p.RecordBatches)

@@ -106,7 +106,7 @@ func skipTags(b []byte) ([]byte, error) {
 // writeAnswer writes one answer, length first. scratch is used if it is large enough; what is answered is the scratch of the next
 // time.
 func writeAnswer(w io.Writer, scratch []byte, correlation int32, resp kmsg.Response) ([]byte, error) {
-	out := append(scratch[:0], 0, 0, 0, 0)
+	out := binary.BigEndian.AppendUint32(scratch[:0], 0) // the length, once it is known
 	out = binary.BigEndian.AppendUint32(out, uint32(correlation))
 	if _, versions := resp.(*kmsg.ApiVersionsResponse); resp.IsFlexible() && !versions {
 		out = append(out, 0) // no tagged fields

@@ -20,7 +20,7 @@ func commitOffset(w *client, version int16, group, topic string, partition int32
 	rt := kmsg.NewOffsetCommitRequestTopic()
 	rt.Topic = topic
 	rp := kmsg.NewOffsetCommitRequestTopicPartition()
-	rp.Partition, rp.Offset, rp.Metadata = partition, offset, kmsg.StringPtr("note")
+	rp.Partition, rp.Offset, rp.Metadata = partition, offset, new("note")
 	rt.Partitions = append(rt.Partitions, rp)
 	req.Topics = append(req.Topics, rt)
 	return ask[*kmsg.OffsetCommitResponse](w, req).Topics[0].Partitions[0].ErrorCode
@@ -108,7 +108,7 @@ func TestFindCoordinator(t *testing.T) {
 	b := start(t, newHost(), nil, broker.Nodes(2))
 	require.NoError(t, b.Kill(1))
 	w := dial(t, b, "node-2")
-	for v := int16(0); v <= 6; v++ {
+	for v := range int16(7) {
 		req := kmsg.NewPtrFindCoordinatorRequest()
 		req.Version, req.CoordinatorKey, req.CoordinatorKeys = v, "g", []string{"g"}
 		resp := ask[*kmsg.FindCoordinatorResponse](w, req)

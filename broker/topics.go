@@ -234,7 +234,7 @@ func (b *Broker) create(ctx context.Context, t mirror.Topic) (mirror.Topic, erro
 func createdConfigs(configs map[string]string) (list []kmsg.CreateTopicsResponseTopicConfig) {
 	for _, name := range slices.Sorted(maps.Keys(configs)) {
 		c := kmsg.NewCreateTopicsResponseTopicConfig()
-		c.Name, c.Value, c.Source = name, kmsg.StringPtr(configs[name]), int8(kmsg.ConfigSourceDynamicTopicConfig)
+		c.Name, c.Value, c.Source = name, new(configs[name]), int8(kmsg.ConfigSourceDynamicTopicConfig)
 		list = append(list, c)
 	}
 	return list
@@ -338,7 +338,7 @@ func (b *Broker) topicConfigs(ctx context.Context, c *call, r *kmsg.DescribeConf
 	for _, name := range slices.Sorted(maps.Keys(t.Configs)) {
 		if r.ConfigNames == nil || slices.Contains(r.ConfigNames, name) {
 			kv := kmsg.NewDescribeConfigsResponseResourceConfig()
-			kv.Name, kv.Value, kv.Source = name, kmsg.StringPtr(t.Configs[name]), kmsg.ConfigSourceDynamicTopicConfig
+			kv.Name, kv.Value, kv.Source = name, new(t.Configs[name]), kmsg.ConfigSourceDynamicTopicConfig
 			list = append(list, kv)
 		}
 	}

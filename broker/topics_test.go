@@ -15,7 +15,7 @@ import (
 func TestEveryMetadataVersion(t *testing.T) {
 	b := start(t, newHost(), map[string]int32{"orders": 2, "payments": 1})
 	w := dial(t, b, "node-1")
-	for v := int16(0); v <= 13; v++ {
+	for v := range int16(14) {
 		m := w.metadata(v)
 		require.Len(t, m.Topics, 2, "version %d: all topics, and not the library's own", v)
 		require.Equal(t, "orders", *m.Topics[0].Topic)
@@ -50,7 +50,7 @@ func TestMetadataByID(t *testing.T) {
 
 func TestAutoCreate(t *testing.T) {
 	w := dial(t, start(t, newHost(), nil, broker.AutoCreate(4)), "node-1")
-	require.Len(t, w.metadata(9, "orders").Topics[0].Partitions, 0, "the client does not want it")
+	require.Empty(t, w.metadata(9, "orders").Topics[0].Partitions, "the client does not want it")
 	req := kmsg.NewPtrMetadataRequest()
 	req.Version, req.AllowAutoTopicCreation = 9, true
 	for _, name := range []string{"orders", "__internal", "a b"} {
@@ -88,7 +88,7 @@ func TestCreateTopics(t *testing.T) {
 		name := "new" + string('a'+rune(v))
 		rt := newTopic(name, 3, 3)
 		c := kmsg.NewCreateTopicsRequestTopicConfig()
-		c.Name, c.Value = "retention.ms", kmsg.StringPtr("1000")
+		c.Name, c.Value = "retention.ms", new("1000")
 		rt.Configs = append(rt.Configs, c)
 		require.Zero(t, createTopics(w, v, false, rt)[name].ErrorCode)
 		require.Len(t, w.metadata(9, name).Topics[0].Partitions, 3)

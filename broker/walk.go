@@ -56,7 +56,7 @@ func walk(ctx context.Context, p *mirror.Partition, from, to int64, f func(h *ba
 
 // newest is the first record with the greatest timestamp below bound; -1 if there is none.
 func (b *Broker) newest(ctx context.Context, p *mirror.Partition, start, bound int64) (offset, at int64, epoch int32, err error) {
-	offset, at, epoch = -1, -1, -1
+	at = -1
 	err = walk(ctx, p, start, bound, func(h *batch.Header, _ []byte) {
 		if h.Next() <= bound && h.MaxTimestamp > at {
 			at = h.MaxTimestamp
@@ -65,6 +65,7 @@ func (b *Broker) newest(ctx context.Context, p *mirror.Partition, start, bound i
 	if err != nil || at < 0 {
 		return -1, -1, -1, err
 	}
+	epoch = -1
 	if offset, _, err = p.OffsetForTime(ctx, time.UnixMilli(at)); err == nil && offset >= 0 {
 		epoch, err = p.EpochAt(ctx, offset)
 	}
