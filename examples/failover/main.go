@@ -88,6 +88,11 @@ func run(ctx context.Context, out io.Writer) (err error) {
 	tell(say, c, dr)
 
 	say.Println("\n3. Failover: west takes the topic over, and the producers are sent there.")
+	takeover, err := dr.PlanRemove(ctx, topic)
+	if err != nil {
+		return err
+	}
+	say.Print(takeover)
 	if err := dr.Remove(ctx, topic); err != nil {
 		return err
 	}
@@ -118,6 +123,11 @@ func run(ctx context.Context, out io.Writer) (err error) {
 	}
 
 	say.Println("\n5. Failback: east drops exactly those and fetches only what is new, while producers go on.")
+	failback, err := back.PlanAdd(ctx, topic)
+	if err != nil {
+		return err
+	}
+	say.Print(failback)
 	if err := back.AddTopics(ctx, topic); err != nil {
 		return err
 	}
