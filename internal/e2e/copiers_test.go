@@ -108,7 +108,7 @@ func rawCopy(_ context.Context, job copyJob) error {
 		for p, end := range job.Ends {
 			if next[p] < end {
 				rp := kmsg.NewFetchRequestTopicPartition()
-				rp.Partition, rp.FetchOffset, rp.PartitionMaxBytes = int32(p), next[p], 4<<20
+				rp.Partition, rp.FetchOffset, rp.PartitionMaxBytes = int32(p), next[p], 1<<20
 				rt.Partitions = append(rt.Partitions, rp)
 			}
 		}

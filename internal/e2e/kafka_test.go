@@ -102,8 +102,21 @@ func TestMirrorOfRealKafka(t *testing.T) {
 		}
 	})
 
+	addr := serve(t, s.Coordinator())
+	t.Run("mirror of the mirror", func(t *testing.T) {
+		next := openSite(t, t.TempDir(), []string{addr})
+		require.NoError(t, next.AddTopics(ctx, topics...))
+		next.caughtUp(t)
+		for _, k := range load.Kinds {
+			for p := range int32(partitions) {
+				if k.Name != "compacting" {
+					next.requireIdentical(t, broker, k.Name, p)
+				}
+			}
+		}
+	})
+
 	t.Run("clients", func(t *testing.T) {
-		addr := serve(t, s.Coordinator())
 		for _, k := range load.Kinds {
 			if k.Name == "compacting" {
 				continue // the source has fewer records

@@ -1,7 +1,10 @@
 package e2e
 
 import (
+	"os"
+	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"github.com/twmb/franz-go/pkg/kfake"
@@ -111,4 +114,32 @@ func TestKfakeDropsRecordsThatWereNotMirrored(t *testing.T) {
 	require.Equal(t, start-held, s.Describe().Topics[0].Partitions[0].Totals.Lost)
 	e := <-lost
 	require.Equal(t, []any{k.Name, held, start}, []any{e.Topic, e.From, e.To})
+}
+
+// A topic that is deleted and created again is another topic: the mirror keeps what it has, says why it stands still, and takes
+// nothing of the new one.
+func TestKfakeRecreatesATopic(t *testing.T) {
+	ctx := t.Context()
+	c := startFake(t)
+	l := load.New(c.ListenAddrs()...)
+	defer l.Close()
+	k := load.Find("plain")
+	require.NoError(t, l.Create(ctx, k, 1, 3))
+	require.NoError(t, l.Write(ctx, k, 0, 0))
+	s := openSite(t, t.TempDir(), c.ListenAddrs(), mirror.RefreshInterval(100*time.Millisecond))
+	require.NoError(t, s.AddTopics(ctx, k.Name))
+	s.caughtUp(t)
+	kept := filepath.Join(t.TempDir(), "kept")
+	require.NoError(t, os.CopyFS(kept, os.DirFS(s.files(k.Name, 0))))
+
+	require.NoError(t, c.DeleteTopic(k.Name))
+	require.NoError(t, l.Create(ctx, k, 1, 3))
+	require.NoError(t, l.Write(ctx, k, 0, 1))
+	require.NoError(t, l.Write(ctx, k, 0, 2))
+	require.Eventually(t, func() bool {
+		return s.Describe().Topics[0].Partitions[0].State == mirror.Failed
+	}, 30*time.Second, 10*time.Millisecond)
+	require.NotEmpty(t, s.Describe().Topics[0].Partitions[0].Reason)
+	_, err := judge.Identical(judge.Files(kept), judge.Log(ctx, s.partition(t, k.Name, 0)))
+	require.NoError(t, err)
 }

@@ -278,11 +278,11 @@ func nulls(round int) []*kgo.Record {
 	return all
 }
 
-// large makes six batches: of 8 MB each in the first round, of 1 MB and more in the later ones.
+// large makes six batches: of 8 MB each in the first round, of half a megabyte in the later ones.
 func large(round int) []*kgo.Record {
-	n := 6 * 16
-	if round > 0 {
-		n = 16
+	n := 6
+	if round == 0 {
+		n = 6 * 16
 	}
 	all := make([]*kgo.Record, n)
 	for i := range all {
