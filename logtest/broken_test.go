@@ -149,6 +149,13 @@ func (l *brokenLog) Close() error {
 	return l.Log.Close()
 }
 
+// lingers gives way to others until something has happened, as a slow disk does, but not for ever.
+func (l *brokenLog) lingers(until func() bool) {
+	for tries := 0; tries < 2000 && !until(); tries++ {
+		runtime.Gosched()
+	}
+}
+
 // held is everything in the log from offset on.
 func (l *brokenLog) held(offset int64) []byte {
 	start, _ := l.Log.Bounds()
@@ -588,14 +595,15 @@ var brokenLogs = []struct {
 				return n, err
 			}
 			_, end := l.Log.Bounds()
-			for tries, cuts := 0, 0; tries < 10_000 && cuts < 20; tries++ { // as if the disk were slow
-				if _, now := l.Log.Bounds(); now < end {
+			cuts := 0
+			l.lingers(func() bool {
+				_, now := l.Log.Bounds()
+				if now < end {
 					cuts++
-				} else {
-					end = now
 				}
-				runtime.Gosched()
-			}
+				end = now
+				return cuts == 10
+			})
 			again := make([]byte, n)
 			if m, err := l.Log.Read(ctx, offset, again); err == nil && m == n {
 				copy(buf[n/2:n], again[n/2:])
@@ -607,11 +615,12 @@ var brokenLogs = []struct {
 		advance: func(l *brokenLog, ctx context.Context, start int64) error {
 			l.number.Add(1)
 			defer l.number.Add(-1)
-			runtime.Gosched()
+			l.lingers(func() bool { return l.end.Load() > 0 })
 			return l.Log.AdvanceStart(ctx, start)
 		},
 		read: func(l *brokenLog, ctx context.Context, offset int64, buf []byte) (int, error) {
 			if l.number.Load() > 0 {
+				l.end.Store(1)
 				return 0, mirror.ErrOutOfRange
 			}
 			return l.Log.Read(ctx, offset, buf)
@@ -621,11 +630,12 @@ var brokenLogs = []struct {
 		append: func(l *brokenLog, ctx context.Context, b []byte) error {
 			l.number.Add(1)
 			defer l.number.Add(-1)
-			runtime.Gosched()
+			l.lingers(func() bool { return l.end.Load() > 0 })
 			return l.Log.Append(ctx, b)
 		},
 		read: func(l *brokenLog, ctx context.Context, offset int64, buf []byte) (int, error) {
 			if l.number.Load() > 0 {
+				l.end.Store(1)
 				return 0, nil
 			}
 			return l.Log.Read(ctx, offset, buf)
@@ -637,7 +647,7 @@ var brokenLogs = []struct {
 			if l.number.Add(1) > 1 {
 				return errors.New("busy")
 			}
-			runtime.Gosched()
+			l.lingers(func() bool { return l.number.Load() > 1 })
 			return l.Log.Sync(ctx)
 		},
 	}},
