@@ -9,6 +9,8 @@ import (
 	"log/slog"
 	"sync"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/clustermirror/mirror/internal/statelog"
 	"github.com/clustermirror/mirror/internal/summary"
 )
@@ -244,14 +246,15 @@ func (c *Coordinator) Close() error {
 	c.queued.Wait()
 
 	ctx := context.WithoutCancel(c.ctx)
-	var errs []error
+	var g errgroup.Group // at once, so that checkpoints share their syncs
+	g.SetLimit(256)
 	for _, o := range c.parts {
 		<-o.ready
 		if o.err == nil {
-			errs = append(errs, o.part.shut(ctx))
+			g.Go(func() error { return o.part.shut(ctx) })
 		}
 	}
-	return errors.Join(append(errs, c.store.Close())...)
+	return errors.Join(g.Wait(), c.store.Close())
 }
 
 // shut leaves a log from which the next run goes on without reading it all.
@@ -331,11 +334,11 @@ func (c *Coordinator) leaderEpoch(topic TopicID, partition int32) int32 {
 	return int32(binary.BigEndian.Uint32(b))
 }
 
-func (c *Coordinator) putLeaderEpoch(ctx context.Context, topic TopicID, partition, epoch int32) error {
-	return c.put(ctx, statelog.Record{
+func leaderEpochRecord(topic TopicID, partition, epoch int32) statelog.Record {
+	return statelog.Record{
 		Key:   statelog.Key{Type: typeLeaderEpoch, Topic: topic, Partition: partition},
 		Value: binary.BigEndian.AppendUint32(nil, uint32(epoch)),
-	})
+	}
 }
 
 // ProducerIDFloor is the greatest producer id that came with a topic that was taken over; -1 if none was. A host hands out ids

@@ -20,9 +20,8 @@ import (
 //	   |
 //	   +- round not aligned, nothing cut: everything as it was before the round, the gate too
 //	   v
-//	position (epoch, offset) stored, once per round       <- round.Stored
-//	   v
-//	leader epoch raised far above everything seen         <- round.Raised; by one when the step is resumed
+//	position (epoch, offset) stored, once per round (round.Stored), and leader epoch raised far above everything seen
+//	(round.Raised), in one write; by one when the step is resumed
 //	   v
 //	ABORT for each open transaction -> reset of all producers -> log synced
 //	   v
@@ -71,13 +70,19 @@ func (r *replica) stop(ctx context.Context) (done round, err error) {
 		rd.TakenOver = rd.Open
 		return rd, nil
 	}
-	if rd, err = r.storePosition(ctx, p, rd); err != nil {
+	rd, position, err := r.position(ctx, p, rd)
+	if err != nil {
 		return rd, err
 	}
-	if err := r.cutUnstable(ctx, p, rd); err != nil {
-		return rd, err
+	if r.m.opts.stable >= 0 && !rd.Raised {
+		if err := r.putRound(ctx, rd, position...); err != nil {
+			return rd, err
+		}
+		if err := r.cutUnstable(ctx, p, rd); err != nil {
+			return rd, err
+		}
 	}
-	if rd, err = r.raiseForTakeover(ctx, p, rd, sourceEpoch); err != nil {
+	if rd, err = r.raiseForTakeover(ctx, p, rd, sourceEpoch, position); err != nil {
 		return rd, err
 	}
 	if err := p.settle(ctx, rd); err != nil {
@@ -90,28 +95,27 @@ func (r *replica) stop(ctx context.Context) (done round, err error) {
 	return rd, nil
 }
 
-// storePosition stores the last mirrored position, unless this round has: what follows changes the log's end. A round that was not
-// aligned keeps the position of the one before; a partition that the mirror made has mirrored nothing.
-func (r *replica) storePosition(ctx context.Context, p *Partition, rd round) (round, error) {
+// position is the last mirrored position and the record that stores it, unless this round has stored one: what follows changes the
+// log's end. A round that was not aligned keeps the position of the one before; a partition that the mirror made has mirrored
+// nothing.
+func (r *replica) position(ctx context.Context, p *Partition, rd round) (round, []statelog.Record, error) {
 	if rd.Stored || !rd.Aligned && rd.Existed {
-		return rd, nil
+		return rd, nil, nil
 	}
 	end, epoch, err := p.tip(ctx)
 	if err != nil {
-		return rd, err
+		return rd, nil, err
 	}
 	switch {
 	case !rd.Aligned:
 		epoch = -1
 	case r.m.opts.stable >= 0:
 		if end, epoch, err = r.stablePosition(ctx, p, end, epoch); err != nil {
-			return rd, err
+			return rd, nil, err
 		}
 	}
 	rd.Stored, rd.Epoch, rd.Offset = true, epoch, end
-	return rd, r.putRound(ctx, rd, statelog.Record{
-		Key: r.key(statelog.TypePosition), Value: statelog.Position{Epoch: epoch, Offset: end}.Append(nil),
-	})
+	return rd, []statelog.Record{{Key: r.key(statelog.TypePosition), Value: statelog.Position{Epoch: epoch, Offset: end}.Append(nil)}}, nil
 }
 
 // stablePosition is the position of TruncateToStable: it is stored first, and then the log is cut to it.
@@ -134,7 +138,7 @@ func (r *replica) stablePosition(ctx context.Context, p *Partition, end int64, e
 }
 
 func (r *replica) cutUnstable(ctx context.Context, p *Partition, rd round) error {
-	if !rd.Stored || rd.Raised || r.m.opts.stable < 0 {
+	if !rd.Stored {
 		return nil
 	}
 	l, err := p.lineage(ctx)
@@ -144,7 +148,8 @@ func (r *replica) cutUnstable(ctx context.Context, p *Partition, rd round) error
 	return r.carryOut(ctx, p, cutEntry{From: rd.Offset, To: l.end, Target: rd.Offset, Reset: rd.Offset < l.start, Reason: "TruncateToStable: transactions were open"})
 }
 
-func (r *replica) raiseForTakeover(ctx context.Context, p *Partition, rd round, sourceEpoch int32) (round, error) {
+// raiseForTakeover persists the position and the new leader epoch in one write.
+func (r *replica) raiseForTakeover(ctx context.Context, p *Partition, rd round, sourceEpoch int32, position []statelog.Record) (round, error) {
 	err := p.change(ctx, func(ctx context.Context) error {
 		p.mu.Lock()
 		seen := max(p.epoch, p.sum.Epochs().Latest(), sourceEpoch, -1)
@@ -153,13 +158,16 @@ func (r *replica) raiseForTakeover(ctx context.Context, p *Partition, rd round, 
 		if !rd.Raised {
 			to = takeoverEpoch(seen, rand.Int32()) //nolint:gosec // apart, not secret
 		}
-		if err := p.setEpoch(ctx, to); err != nil {
-			return err
-		}
 		rd.Raised = true
-		return r.putRound(ctx, rd)
+		return p.setEpoch(ctx, to, append(position, r.roundRecord(rd))...)
 	})
-	return rd, err
+	if err != nil {
+		return rd, err
+	}
+	r.mu.Lock()
+	r.round = rd
+	r.mu.Unlock()
+	return rd, nil
 }
 
 // settle ends the open transactions and the producers' states: on return the log is one that local writers can go on with.

@@ -159,16 +159,13 @@ func (r *replica) absorb(ctx context.Context, w fetched) error {
 	return nil
 }
 
-// mirror appends batches of the source verbatim. The leader epoch here is raised before a batch that needs it is visible
-// (KIP-1279: never below a source epoch; raised by ten when it comes within three, so that it is rarely done).
+// mirror appends batches of the source verbatim.
 func (p *Partition) mirror(ctx context.Context, w fetched) error {
+	if err := p.keepAbove(ctx, w.epoch); err != nil {
+		return err
+	}
 	inside := int64(-1)
 	err := p.change(ctx, func(ctx context.Context) error {
-		if w.epoch > p.LeaderEpoch()-3 {
-			if err := p.setEpoch(ctx, w.epoch+10); err != nil {
-				return err
-			}
-		}
 		if start, end := p.log.Bounds(); start == end && w.base < end {
 			// The wanted start lies inside the batch: the whole batch is kept, and the offsets below the start are not read.
 			inside = end
@@ -182,4 +179,18 @@ func (p *Partition) mirror(ctx context.Context, w fetched) error {
 		return err
 	}
 	return p.advance(ctx, inside)
+}
+
+// keepAbove raises the leader epoch here before a batch that needs it is visible (KIP-1279: never below a source epoch; raised by ten
+// when that comes within three, so that it is rarely done).
+func (p *Partition) keepAbove(ctx context.Context, sourceEpoch int32) error {
+	if sourceEpoch <= p.LeaderEpoch()-3 {
+		return nil
+	}
+	return p.change(ctx, func(ctx context.Context) error {
+		if sourceEpoch <= p.LeaderEpoch()-3 {
+			return nil
+		}
+		return p.setEpoch(ctx, sourceEpoch+10)
+	})
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/clustermirror/mirror/internal/batch"
 	"github.com/clustermirror/mirror/internal/epochs"
+	"github.com/clustermirror/mirror/internal/statelog"
 	"github.com/clustermirror/mirror/internal/summary"
 	"github.com/clustermirror/mirror/internal/txn"
 )
@@ -288,9 +289,9 @@ func (p *Partition) drain(ctx context.Context) error {
 	}
 }
 
-// setEpoch persists a leader epoch. The caller holds writing.
-func (p *Partition) setEpoch(ctx context.Context, epoch int32) error {
-	if err := p.c.putLeaderEpoch(ctx, p.id, p.num, epoch); err != nil {
+// setEpoch persists a leader epoch, and more in the same write. The caller holds writing.
+func (p *Partition) setEpoch(ctx context.Context, epoch int32, more ...statelog.Record) error {
+	if err := p.c.put(ctx, append(more, leaderEpochRecord(p.id, p.num, epoch))...); err != nil {
 		return fmt.Errorf("raise leader epoch of %s to %d: %w", p, epoch, err)
 	}
 	p.mu.Lock()

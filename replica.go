@@ -402,6 +402,12 @@ func (r *replica) attach(ctx context.Context) error {
 		return err
 	}
 	r.mu.Lock()
+	sourceEpoch := r.leaderEpoch
+	r.mu.Unlock()
+	if err := p.keepAbove(ctx, sourceEpoch); err != nil { // here, many at a time, rather than one by one in the fetch loop
+		return err
+	}
+	r.mu.Lock()
 	leader := r.leader
 	if leader < 0 {
 		r.mu.Unlock()

@@ -449,8 +449,7 @@ func (m *Mirror) WaitCaughtUp(ctx context.Context, topics ...string) error {
 
 func (r *replica) waitCaughtUp(ctx context.Context) error {
 	target := int64(-1)
-	pause := r.m.newBackoff()
-	for {
+	for pause := 5 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 		changed := r.m.changed.next()
 		if err := r.hopeless(); err != nil {
 			return err
@@ -462,14 +461,14 @@ func (r *replica) waitCaughtUp(ctx context.Context) error {
 		r.mu.Unlock()
 		switch {
 		case p == nil || leader < 0: // not prepared yet: a change of state, or a look again, will tell
-			wait = time.After(pause.NextBackOff())
+			wait = time.After(pause)
 		case target < 0:
 			_, end, err := r.sourceBounds(ctx, leader, epoch)
 			if err != nil {
 				if !isSourceTrouble(err) {
 					return err
 				}
-				wait = time.After(pause.NextBackOff())
+				wait = time.After(pause)
 				break
 			}
 			target = end
