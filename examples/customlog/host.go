@@ -19,6 +19,7 @@ type Host struct {
 	logs   map[string]*partition // by topic-partition
 }
 
+// NewHost has no topics yet.
 func NewHost() *Host {
 	return &Host{topics: make(map[string]mirror.Topic), logs: make(map[string]*partition)}
 }
@@ -26,6 +27,7 @@ func NewHost() *Host {
 // ClusterID must stay the same for the life of the data. These live as long as the process.
 func (h *Host) ClusterID() string { return fmt.Sprintf("customlog-%p", h) }
 
+// Topics lists what there is.
 func (h *Host) Topics(context.Context) (list []mirror.Topic, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -36,6 +38,7 @@ func (h *Host) Topics(context.Context) (list []mirror.Topic, err error) {
 	return list, nil
 }
 
+// EnsureTopic creates a topic or grows it.
 func (h *Host) EnsureTopic(_ context.Context, t mirror.Topic) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -55,6 +58,7 @@ func (h *Host) EnsureTopic(_ context.Context, t mirror.Topic) error {
 	return nil
 }
 
+// OpenLog opens one partition.
 func (h *Host) OpenLog(_ context.Context, topic string, num int32) (mirror.Log, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
