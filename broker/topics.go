@@ -169,7 +169,7 @@ func (b *Broker) createTopics(ctx context.Context, c *call, req *kmsg.CreateTopi
 			continue // a second one of the same name, answered already
 		}
 		out := kmsg.NewCreateTopicsResponseTopic()
-		out.Topic = t.Topic
+		out.Topic, out.Configs = t.Topic, createdConfigs(nil)
 		fail := func(code int16, format string, args ...any) {
 			text := fmt.Sprintf(format, args...)
 			out.ErrorCode, out.ErrorMessage = code, &text
@@ -231,7 +231,8 @@ func (b *Broker) create(ctx context.Context, t mirror.Topic) (mirror.Topic, erro
 	return t, nil
 }
 
-func createdConfigs(configs map[string]string) (list []kmsg.CreateTopicsResponseTopicConfig) {
+func createdConfigs(configs map[string]string) []kmsg.CreateTopicsResponseTopicConfig {
+	list := []kmsg.CreateTopicsResponseTopicConfig{} // null would mean that the client may not know, which Java's does not expect
 	for _, name := range slices.Sorted(maps.Keys(configs)) {
 		c := kmsg.NewCreateTopicsResponseTopicConfig()
 		c.Name, c.Value, c.Source = name, new(configs[name]), int8(kmsg.ConfigSourceDynamicTopicConfig)
