@@ -1,0 +1,617 @@
+package mirror_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/clustermirror/mirror"
+	"github.com/clustermirror/mirror/internal/batch"
+	"github.com/clustermirror/mirror/internal/statelog"
+)
+
+// judge knows every batch that was ever in a log of any site, and says what must never be:
+//
+//   - an epoch and an offset name two batches, at whatever sites
+//   - a batch follows another one than it followed where it was written: a mirror is a prefix of one lineage of its source
+//   - a mirror's log gets what its source never had, or has a gap
+//   - the gate is open while a partition is mirrored
+//   - a leader epoch falls, of a partition or within its log
+//   - something is cut from a mirror and never reported
+//   - a round's position is stored twice
+//   - a reader that follows the tail believes in what was cut
+//   - what the library knows of a log is not what its bytes say
+type judge struct {
+	w *world
+
+	mu     sync.Mutex
+	wrong  string
+	nodes  map[nodeKey]*node
+	logs   map[logKey]*logModel
+	states map[*site]*stateModel
+}
+
+type nodeKey struct {
+	partition int32
+	epoch     int32
+	base      int64
+}
+
+// node is a batch, wherever it is.
+type node struct {
+	h       batch.Header
+	raw     []byte
+	by      string // the site that wrote it
+	prev    *node  // what it followed there; nil: nothing, or it is not known
+	values  []string
+	control int16
+}
+
+type logKey struct {
+	s         *site
+	partition int32
+}
+
+// logModel is what a log should hold.
+type logModel struct {
+	start, end int64
+	nodes      []*node // held, in order
+	last       *node   // the batch before end, also if it is held no more; nil after a reset
+	epoch      int32   // the greatest leader epoch seen of the partition
+	owned      bool    // the site is where its records come from, or has taken it over once
+	cuts       []span  // not reported yet
+	ceiling    int64   // where the lowest cut ended; -1 without one
+	cutSize    int64   // offsets that a mirror has dropped here
+	lost       int64   // the greatest totals that were seen
+}
+
+type span struct{ from, to int64 }
+
+// stateModel is what the state log says of rounds.
+type stateModel struct {
+	rounds    map[string]roundSeen
+	positions map[string][]byte
+}
+
+type roundSeen struct {
+	Number int64 `json:"number"`
+	Stored bool  `json:"stored"`
+}
+
+func newJudge(w *world) *judge {
+	return &judge{w: w, nodes: make(map[nodeKey]*node), logs: make(map[logKey]*logModel), states: make(map[*site]*stateModel)}
+}
+
+// accuse keeps the first thing that is wrong.
+func (j *judge) accuse(format string, args ...any) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.blame(format, args...)
+}
+
+func (j *judge) blame(format string, args ...any) {
+	if j.wrong == "" {
+		j.wrong = fmt.Sprintf(format, args...)
+	}
+}
+
+func (j *judge) verdict() string {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.wrong
+}
+
+func (j *judge) log(s *site, partition int32) *logModel {
+	k := logKey{s, partition}
+	m := j.logs[k]
+	if m == nil {
+		m = &logModel{epoch: -1, ceiling: -1}
+		j.logs[k] = m
+	}
+	return m
+}
+
+func (j *judge) bounds(s *site, partition int32) (start, end int64, epoch int32) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	m := j.log(s, partition)
+	epoch = -1
+	if m.last != nil {
+		epoch = m.last.h.LeaderEpoch
+	}
+	return m.start, m.end, epoch
+}
+
+// watch lets a log be changed, and takes note.
+func (j *judge) watch(l *watchedLog, batches []byte, change func() error) error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	m := j.log(l.s, l.partition)
+	err := change()
+	start, end := l.Bounds()
+	if len(batches) > 0 {
+		j.appended(l, m, batches, end)
+	} else if end < m.end {
+		j.cut(l, m, end)
+	}
+	m.start = start
+	m.nodes = m.nodes[nodesUpTo(m.nodes, start):]
+	if m.end != end {
+		j.blame("%s ends at offset %d, expected %d", j.name(l), end, m.end)
+	}
+	return err
+}
+
+// owned says whether the site may write to a partition that nobody mirrors there. One that was never taken over would begin an unrelated
+// log of the same name.
+func (j *judge) owned(s *site, partition int32) bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return s == j.w.sites[0] || j.log(s, partition).owned
+}
+
+func (j *judge) name(l *watchedLog) string {
+	return fmt.Sprintf("%s's %s-%d", l.s.name, simTopic, l.partition)
+}
+
+// nodesUpTo is how many nodes end at or below an offset.
+func nodesUpTo(nodes []*node, offset int64) int {
+	n := 0
+	for n < len(nodes) && nodes[n].h.Next() <= offset {
+		n++
+	}
+	return n
+}
+
+// appended notes what was appended of batches; j.mu is held.
+func (j *judge) appended(l *watchedLog, m *logModel, batches []byte, end int64) {
+	for b := batches; len(b) > 0; {
+		h, raw, err := batch.Next(b)
+		if err != nil || h.Next() > end || h.Base < m.end && len(m.nodes) > 0 {
+			return
+		}
+		b = b[len(raw):]
+		n, known := j.know(l, m, h, raw)
+		if n == nil {
+			return
+		}
+		closed := l.s.closed(l.partition)
+		switch {
+		case known && !closed:
+			j.blame("%s gets a batch of %s at offset %d while its gate is open", j.name(l), n.by, h.Base)
+		case !known && closed && !h.Control():
+			j.blame("%s gets a batch that is not its source's at offset %d while its gate is closed", j.name(l), h.Base)
+		case h.Base > m.end:
+			j.blame("%s has a gap [%d, %d)", j.name(l), m.end, h.Base)
+		case m.last != nil && h.LeaderEpoch < m.last.h.LeaderEpoch:
+			j.blame("%s has epoch %d at offset %d after %d", j.name(l), h.LeaderEpoch, h.Base, m.last.h.LeaderEpoch)
+		case known && m.last != nil && n.prev != nil && n.prev != m.last:
+			j.blame("%s: the batch at offset %d (epoch %d) follows (epoch %d, offset %d) of %s, at %s it followed (epoch %d, offset %d) of %s",
+				j.name(l), h.Base, h.LeaderEpoch, m.last.h.LeaderEpoch, m.last.h.Base, m.last.by, n.by, n.prev.h.LeaderEpoch, n.prev.h.Base, n.prev.by)
+		}
+		m.nodes, m.last, m.end = append(m.nodes, n), n, h.Next()
+		m.owned = m.owned || n.control == batch.ControlMirrorPIDReset && !known
+	}
+}
+
+// know finds or makes the node of a batch; nil if its name stands for another.
+func (j *judge) know(l *watchedLog, m *logModel, h batch.Header, raw []byte) (n *node, known bool) {
+	k := nodeKey{l.partition, h.LeaderEpoch, h.Base}
+	if n := j.nodes[k]; n != nil {
+		if !bytes.Equal(n.raw, raw) {
+			j.blame("epoch %d and offset %d of partition %d name two batches, one of %s and one of %s", h.LeaderEpoch, h.Base, l.partition, n.by, l.s.name)
+			return nil, false
+		}
+		return n, true
+	}
+	n = &node{h: h, raw: bytes.Clone(raw), by: l.s.name, prev: m.last, control: -1}
+	if h.Control() {
+		if c, err := batch.ParseControl(raw); err == nil {
+			n.control = c.Type
+		}
+	} else {
+		for rec, err := range batch.Records(raw) {
+			if err == nil {
+				n.values = append(n.values, string(rec.Value))
+			}
+		}
+	}
+	j.nodes[k] = n
+	return n, false
+}
+
+// closed says whether local writers are refused.
+func (s *site) closed(partition int32) bool {
+	s.mu.Lock()
+	c := s.gate
+	s.mu.Unlock()
+	return c != nil && c.CheckWrite(simTopic, partition) != nil
+}
+
+// cut notes that everything from end on was dropped; j.mu is held.
+func (j *judge) cut(l *watchedLog, m *logModel, end int64) {
+	kept := nodesUpTo(m.nodes, end)
+	if kept < len(m.nodes) && l.s.closed(l.partition) { // a mirror's doing, not an election's
+		m.dropped(span{end, m.end}, end)
+	}
+	if kept < len(m.nodes) {
+		m.last = m.nodes[kept].prev
+	}
+	m.nodes, m.end = m.nodes[:kept:kept], end
+}
+
+func (m *logModel) dropped(s span, end int64) {
+	m.cuts = append(m.cuts, s)
+	m.cutSize += s.to - s.from
+	if m.ceiling < 0 || end < m.ceiling {
+		m.ceiling = end
+	}
+}
+
+func (j *judge) watchReset(l *watchedLog, start int64, change func() error) error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	m := j.log(l.s, l.partition)
+	if err := change(); err != nil {
+		return err
+	}
+	if len(m.nodes) > 0 && l.s.closed(l.partition) {
+		if start > m.end {
+			m.dropped(span{m.end, start}, start) // what was never got; what is dropped the source has dropped too
+		} else {
+			m.dropped(span{m.start, m.end}, start)
+		}
+	}
+	m.start, m.end, m.nodes, m.last = start, start, nil, nil
+	return nil
+}
+
+// event notes what was reported.
+func (j *judge) event(s *site, e mirror.Event) {
+	if e.Kind != mirror.DataLoss && e.Kind != mirror.Truncated || e.Topic != simTopic {
+		return
+	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	m := j.log(s, e.Partition)
+	m.cuts = slices.DeleteFunc(m.cuts, func(c span) bool { return e.From <= c.from && c.to <= e.To })
+}
+
+// watchState looks at what is persisted.
+func (j *judge) watchState(s *site, batches []byte, change func() error) error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	err := change()
+	if err == nil {
+		j.persisted(s, batches)
+	}
+	return err
+}
+
+func (j *judge) persisted(s *site, batches []byte) {
+	st := j.states[s]
+	if st == nil {
+		st = &stateModel{rounds: make(map[string]roundSeen), positions: make(map[string][]byte)}
+		j.states[s] = st
+	}
+	const typeRound = 1003
+	for b := batches; len(b) > 0; {
+		_, raw, err := batch.Next(b)
+		if err != nil {
+			return
+		}
+		b = b[len(raw):]
+		rounds := make(map[string]roundSeen)
+		for rec, err := range batch.Records(raw) {
+			if err != nil || len(rec.Key) < 2 {
+				continue
+			}
+			switch typ, key := int16(binary.BigEndian.Uint16(rec.Key)), rec.Key[2:]; typ {
+			case statelog.TypePosition:
+				id := string(key)
+				if now := st.rounds[id]; now.Stored && st.positions[id] != nil && !bytes.Equal(st.positions[id], rec.Value) {
+					before, _ := statelog.ParsePosition(st.positions[id])
+					after, _ := statelog.ParsePosition(rec.Value)
+					j.blame("%s stores a second position %v in round %d, after %v", s.name, after, now.Number, before)
+				}
+				st.positions[id] = bytes.Clone(rec.Value)
+			case typeRound:
+				var r roundSeen
+				if json.Unmarshal(rec.Value, &r) == nil {
+					rounds[string(key[:len(key)-10])] = r
+				}
+			}
+		}
+		for id, r := range rounds {
+			st.rounds[id] = r
+		}
+	}
+}
+
+// crashed reads what a crash has left.
+func (j *judge) crashed(s *site) {
+	ctx := context.WithValue(context.Background(), unwatched{}, true)
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for num := range j.w.partitions {
+		m := j.log(s, num)
+		l, err := s.host.OpenLog(ctx, simTopic, num)
+		if err != nil {
+			if m.end > 0 {
+				j.blame("%s lost %s-%d: %v", s.name, simTopic, num, err)
+			}
+			continue
+		}
+		start, end := l.Bounds()
+		all := readAll(ctx, l)
+		m.start, m.end, m.nodes = start, end, nil
+		for b := all; len(b) > 0; {
+			h, raw, err := batch.Next(b)
+			if err != nil {
+				j.blame("%s-%d of %s after a crash: %v", simTopic, num, s.name, err)
+				return
+			}
+			n := j.nodes[nodeKey{num, h.LeaderEpoch, h.Base}]
+			if n == nil {
+				j.blame("%s-%d of %s after a crash: unknown batch at offset %d", simTopic, num, s.name, h.Base)
+				return
+			}
+			m.nodes, m.last = append(m.nodes, n), n
+			b = b[len(raw):]
+		}
+		if len(m.nodes) == 0 && (m.last == nil || m.last.h.Next() != end) {
+			m.last = nil
+		}
+	}
+	delete(j.states, s)
+	if l, err := s.host.OpenLog(ctx, mirror.StateTopic, 0); err == nil {
+		j.persisted(s, readAll(ctx, l))
+	}
+}
+
+func readAll(ctx context.Context, l mirror.Log) []byte {
+	start, end := l.Bounds()
+	if start == end {
+		return nil
+	}
+	for size := 1 << 16; ; size *= 2 {
+		buf := make([]byte, size)
+		n, err := l.Read(ctx, start, buf)
+		if err != nil {
+			return nil
+		}
+		if n < size {
+			return buf[:n]
+		}
+	}
+}
+
+// answer checks what a command has answered.
+func (j *judge) answer(l *link, st step, err error) {
+	if err != nil {
+		short := strings.ReplaceAll(err.Error(), "\n", " ")
+		j.mu.Lock()
+		j.w.answers = append(j.w.answers, fmt.Sprintf("        %d %s: %.200s", st.index, l.name, short))
+		j.mu.Unlock()
+	}
+}
+
+// look checks what holds at every moment of quiet.
+func (j *judge) look() {
+	for _, s := range j.w.sites {
+		if s.c == nil {
+			continue
+		}
+		s.mu.Lock()
+		down := s.after != nil
+		s.mu.Unlock()
+		if down {
+			continue
+		}
+		for num := range j.w.partitions {
+			j.lookAt(s, num)
+		}
+	}
+}
+
+func (j *judge) lookAt(s *site, num int32) {
+	ctx := context.WithValue(j.w.t.Context(), unwatched{}, true)
+	p, err := s.c.Partition(ctx, simTopic, num)
+	if errors.Is(err, mirror.ErrUnknownPartition) {
+		return
+	}
+	if err != nil {
+		j.accuse("%s: open %s-%d: %v", s.name, simTopic, num, err)
+		return
+	}
+	gate := s.c.CheckWrite(simTopic, num)
+	for l, m := range s.mirrors {
+		st, ok := partitionStatus(m, num)
+		if !ok {
+			continue
+		}
+		if gate == nil && st.State != mirror.Stopped {
+			j.accuse("%s: the gate of partition %d is open in state %s", l.name, num, st.State)
+		}
+		j.mu.Lock()
+		model := j.log(s, num)
+		if total := st.Totals.Lost + st.Totals.Cut; total < model.lost {
+			j.blame("%s: totals of partition %d fell from %d to %d", l.name, num, model.lost, total)
+		} else {
+			model.lost = total
+		}
+		j.mu.Unlock()
+	}
+	epoch := p.LeaderEpoch()
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	m := j.log(s, num)
+	if epoch < m.epoch {
+		j.blame("%s: leader epoch of partition %d fell from %d to %d", s.name, num, m.epoch, epoch)
+	}
+	m.epoch = epoch
+	if m.last != nil && len(m.nodes) > 0 && m.last.h.LeaderEpoch > epoch {
+		j.blame("%s: partition %d holds epoch %d, above its leader epoch %d", s.name, num, m.last.h.LeaderEpoch, epoch)
+	}
+	if int(num) < len(s.tails) {
+		j.believes(s, num, m, s.tails[num])
+	}
+}
+
+// believes compares what a reader has read with what is there; j.mu is held.
+func (j *judge) believes(s *site, num int32, m *logModel, tl *tail) {
+	s.mu.Lock()
+	disturbed := s.slow > 0 || s.appending > 0
+	s.mu.Unlock()
+	if disturbed {
+		return // a reader waits for the log
+	}
+	tl.mu.Lock()
+	defer tl.mu.Unlock()
+	for _, n := range m.nodes {
+		for i, v := range n.values {
+			offset := n.h.Base + int64(i)
+			if got, ok := tl.read[offset]; ok && got != v && offset >= m.start {
+				j.blame("%s: a reader of partition %d was not told that %q at offset %d is %q now", s.name, num, got, offset, v)
+				return
+			}
+		}
+	}
+	for offset, v := range tl.read {
+		if offset >= m.end {
+			j.blame("%s: a reader of partition %d was not told that %q at offset %d was cut, the log ends at %d", s.name, num, v, offset, m.end)
+			return
+		}
+	}
+}
+
+// same compares both ends of a link that has caught up; a difference is wrong if that is final.
+func (j *judge) same(l *link, final bool) bool {
+	for num := range j.w.partitions {
+		if _, ok := partitionStatus(l.dst.mirrors[l], num); !ok {
+			continue
+		}
+		j.mu.Lock()
+		ours, theirs := j.log(l.dst, num), j.log(l.src, num)
+		equal := ours.end == theirs.end && ours.start == theirs.start && slices.Equal(ours.nodes, theirs.nodes)
+		if !equal && final {
+			j.blame("%s: partition %d is [%d, %d) %s, at the source it is [%d, %d) %s", l.name, num,
+				ours.start, ours.end, drawing(ours.nodes), theirs.start, theirs.end, drawing(theirs.nodes))
+		}
+		j.mu.Unlock()
+		if !equal {
+			return false
+		}
+	}
+	return true
+}
+
+func drawing(nodes []*node) string {
+	var b strings.Builder
+	for _, n := range nodes {
+		fmt.Fprintf(&b, " %s%d@%d", n.by, n.h.LeaderEpoch, n.h.Base)
+	}
+	return b.String()
+}
+
+// atRest checks what holds once everything has come to rest.
+func (j *judge) atRest() {
+	ctx := context.WithValue(j.w.t.Context(), unwatched{}, true)
+	for _, s := range j.w.sites {
+		for num := range j.w.partitions {
+			p, err := s.c.Partition(ctx, simTopic, num)
+			if errors.Is(err, mirror.ErrUnknownPartition) {
+				continue
+			}
+			if err == nil {
+				err = j.known(ctx, s, num, p)
+			}
+			if err != nil {
+				j.accuse("%s: partition %d at rest: %v", s.name, num, err)
+			}
+		}
+	}
+}
+
+// known compares what the library knows of a log with its bytes.
+func (j *judge) known(ctx context.Context, s *site, num int32, p *mirror.Partition) error {
+	j.mu.Lock()
+	m := *j.log(s, num)
+	j.mu.Unlock()
+	if len(m.cuts) > 0 {
+		return fmt.Errorf("cuts of %v were not reported", m.cuts)
+	}
+	if m.ceiling >= 0 {
+		end, ok, err := s.c.OffsetCeiling(ctx, simTopic, num)
+		if err != nil || !ok || end > m.ceiling {
+			return fmt.Errorf("offset ceiling is %d (%v, %v) after a cut to %d", end, ok, err, m.ceiling)
+		}
+	}
+	for _, n := range m.nodes {
+		if at := max(n.h.Base, m.start); true {
+			epoch, err := p.EpochAt(ctx, at)
+			if err != nil || epoch != n.h.LeaderEpoch {
+				return fmt.Errorf("epoch at offset %d is %d, not %d (%w)", at, epoch, n.h.LeaderEpoch, err)
+			}
+		}
+	}
+	want, stable := m.committed()
+	lso, err := p.LastStableOffset(ctx)
+	if stable = max(stable, m.start); err == nil && lso <= m.start && lso < stable {
+		return nil // held back by a transaction of which nothing is held any more
+	}
+	if err != nil || lso != stable {
+		return fmt.Errorf("last stable offset is %d, not %d of [%d, %d) (%v)", lso, stable, m.start, m.end, err)
+	}
+	var got []string
+	for msg, err := range p.Records(ctx, m.start) {
+		if err != nil {
+			return err
+		}
+		got = append(got, string(msg.Value))
+	}
+	if !slices.Equal(got, want) {
+		return fmt.Errorf("committed records are %v, not %v", got, want)
+	}
+	return nil
+}
+
+// committed are the values that a read-committed reader gets, and the last stable offset, by what is held.
+func (m *logModel) committed() (values []string, stable int64) {
+	stable = m.end
+	decided := make(map[*node]int16) // batches of transactions that have ended
+	for i, n := range m.nodes {
+		if n.control != batch.ControlAbort && n.control != batch.ControlCommit && n.control != batch.ControlMirrorPIDReset {
+			continue
+		}
+		for _, o := range m.nodes[:i] {
+			if _, done := decided[o]; !done && o.h.Transactional() && !o.h.Control() && o.h.ProducerID == n.h.ProducerID {
+				decided[o] = n.control
+			}
+		}
+	}
+	for _, n := range m.nodes {
+		if n.h.Transactional() && !n.h.Control() {
+			if _, done := decided[n]; !done {
+				stable = min(stable, n.h.Base)
+			}
+		}
+	}
+	for _, n := range m.nodes {
+		if n.h.Base >= stable || n.h.Transactional() && decided[n] != batch.ControlCommit {
+			continue
+		}
+		for i, v := range n.values {
+			if n.h.Base+int64(i) >= m.start {
+				values = append(values, v)
+			}
+		}
+	}
+	return values, stable
+}

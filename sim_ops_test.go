@@ -1,0 +1,188 @@
+package mirror_test
+
+import (
+	"context"
+	"time"
+
+	"github.com/clustermirror/mirror/internal/batch"
+)
+
+// op is what a step does.
+type op string
+
+const (
+	opWrite     op = "write"
+	opTxn       op = "txn"
+	opMarker    op = "marker"
+	opElect     op = "elect"
+	opUnclean   op = "unclean"
+	opLag       op = "lag"
+	opRetain    op = "retain"
+	opAdd       op = "add"
+	opPause     op = "pause"
+	opResume    op = "resume"
+	opRemove    op = "remove"
+	opPromote   op = "promote"
+	opOverwrite op = "overwrite"
+	opCrash     op = "crash"
+	opCrashSoon op = "crashsoon"
+	opRestart   op = "restart"
+	opFaults    op = "faults"
+	opSlow      op = "slow"
+	opCable     op = "cable"
+	opMend      op = "mend"
+	opWait      op = "wait"
+)
+
+// weights say how often each op is drawn.
+var weights = []struct {
+	op     op
+	weight int
+}{
+	{opWrite, 28}, {opTxn, 14}, {opMarker, 10},
+	{opElect, 4}, {opUnclean, 5}, {opLag, 3}, {opRetain, 4},
+	{opAdd, 12}, {opPause, 3}, {opResume, 5}, {opRemove, 4}, {opPromote, 2}, {opOverwrite, 4},
+	{opCrash, 2}, {opCrashSoon, 6}, {opRestart, 2}, {opFaults, 3}, {opSlow, 2},
+	{opCable, 4}, {opMend, 4}, {opWait, 16},
+}
+
+// step does what a step says. What can't be done as things stand is not done.
+func (w *world) step(st step) {
+	s := w.sites[st.site]
+	num := int32(st.x) % w.partitions
+	if s.c == nil {
+		return
+	}
+	b := s.broker
+	switch st.op {
+	case opWrite:
+		w.append(s, num, w.records(s, 1+st.y%3, int64(st.z%4)-1, false), st.y%2 == 0)
+	case opTxn:
+		w.append(s, num, w.records(s, 1+st.y%3, 10+int64(st.z%3), true), st.y%2 == 0)
+	case opMarker:
+		c := batch.Control{Type: batch.ControlAbort}
+		if st.y%2 == 0 {
+			c.Type = batch.ControlCommit
+		}
+		w.append(s, num, batch.AppendControl(nil, 0, 0, 10+int64(st.z%3), 0, c, time.Now().UnixMilli()), st.y%3 == 0)
+	case opElect:
+		w.do(time.Second, func(context.Context) {
+			_ = b.Lag(simTopic, num, int32(1+st.y%simNodes), -1)
+			_ = b.Elect(simTopic, num, int32(1+st.y%simNodes), false)
+		})
+	case opUnclean:
+		_, end, _ := w.judge.bounds(s, num)
+		w.do(time.Second, func(context.Context) {
+			_ = b.Lag(simTopic, num, int32(1+st.y%simNodes), max(end-int64(st.z%10), 0))
+			_ = b.Elect(simTopic, num, int32(1+st.y%simNodes), true)
+		})
+	case opLag:
+		_, end, _ := w.judge.bounds(s, num)
+		w.do(time.Second, func(context.Context) { _ = b.Lag(simTopic, num, int32(1+st.y%simNodes), end-int64(st.z%4)) })
+	case opRetain:
+		start, end, _ := w.judge.bounds(s, num)
+		c := s.c
+		w.do(time.Second, func(ctx context.Context) {
+			if p, err := c.Partition(ctx, simTopic, num); err == nil {
+				_ = p.AdvanceStart(ctx, start+int64(st.y)*(end-start+1)/drawn)
+			}
+		})
+	case opCrash:
+		s.mu.Lock()
+		s.crash()
+		s.mu.Unlock()
+	case opCrashSoon:
+		s.mu.Lock()
+		s.crashIn = 1 + st.y%25
+		s.mu.Unlock()
+	case opRestart:
+		s.close()
+	case opFaults:
+		s.mu.Lock()
+		s.faults = 1 + st.y%4
+		s.mu.Unlock()
+	case opSlow:
+		s.mu.Lock()
+		s.slow = 1 + st.y%4
+		s.mu.Unlock()
+	case opWait:
+		pass(time.Duration(st.x) * time.Duration(1+st.y%30) * time.Millisecond)
+	default:
+		w.command(s, st)
+	}
+}
+
+// command is one of the mirror's own, on a link that ends at the site.
+func (w *world) command(s *site, st step) {
+	var mine []*link
+	for _, l := range w.links {
+		if l.dst == s {
+			mine = append(mine, l)
+		}
+	}
+	if len(mine) == 0 {
+		return
+	}
+	l := mine[st.x%len(mine)]
+	m := s.mirrors[l]
+	wait := time.Duration(st.y*st.y) * 200 * time.Microsecond // up to 2 s; the command goes on if it takes longer
+	run := func(f func(context.Context, ...string) error) {
+		w.do(wait, func(ctx context.Context) { w.judge.answer(l, st, f(ctx, simTopic)) })
+	}
+	switch st.op {
+	case opAdd:
+		run(m.AddTopics)
+	case opPause:
+		run(m.Pause)
+	case opResume:
+		run(m.Resume)
+	case opRemove:
+		run(m.Remove)
+	case opPromote:
+		run(m.Promote)
+	case opOverwrite:
+		run(m.Overwrite)
+	case opCable:
+		switch st.y % 3 {
+		case 0:
+			l.cable.set(true, 0, 0)
+		case 1:
+			l.cable.set(false, 1+st.z%12, 0)
+		default:
+			l.cable.set(false, 0, time.Duration(1+st.z)*5*time.Millisecond)
+		}
+	case opMend:
+		l.cable.mend()
+	}
+}
+
+// do runs f, and waits for it for a while only.
+func (w *world) do(wait time.Duration, f func(context.Context)) {
+	done := make(chan struct{})
+	w.tasks.Go(func() {
+		defer close(done)
+		ctx, cancel := context.WithTimeout(w.t.Context(), simTimeout)
+		defer cancel()
+		f(ctx)
+	})
+	select {
+	case <-done:
+	case <-time.After(wait):
+	}
+}
+
+func (w *world) append(s *site, num int32, b []byte, sync bool) {
+	if !w.judge.owned(s, num) {
+		return
+	}
+	c := s.c
+	w.do(time.Second, func(ctx context.Context) {
+		p, err := c.Partition(ctx, simTopic, num)
+		if err != nil {
+			return
+		}
+		if _, err := p.Append(ctx, b); err == nil && sync {
+			_ = p.Sync(ctx)
+		}
+	})
+}
