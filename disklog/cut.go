@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"slices"
+	"syscall"
 	"time"
 
 	"github.com/clustermirror/mirror/internal/vfs"
@@ -260,9 +261,6 @@ func (l *log) dropPrefix(ctx context.Context, start int64) error {
 		return err
 	}
 	defer l.flushing.unlock()
-	if err := l.decide(bounds{Start: start, Cuts: l.bounds.Cuts}); err != nil {
-		return err
-	}
 	v := *l.view.Load()
 	v.start = start
 	n := 0 // segments that lie below start
@@ -274,12 +272,22 @@ func (l *log) dropPrefix(ctx context.Context, start int64) error {
 	}
 	drop := slices.Clone(v.sealed[:n])
 	v.sealed = slices.Clone(v.sealed[n:])
-	if start == v.end && v.count() > 0 { // not even the last one holds anything
-		last, _ := v.segment(v.count() - 1)
-		drop = append(drop, last)
+	all := start == v.end
+	if last := v.count() - 1; all && last >= 0 { // not even the last one holds anything
+		s, _ := v.segment(last)
+		drop = append(drop, s)
 		v.sealed = nil
 		v.active, v.grow, v.index, v.times, v.synced, v.dirty, v.unsure = nil, growth{}, run{}, run{}, 0, false, false
 	}
+	b := bounds{Start: start, Cuts: l.bounds.Cuts}
+	if err := l.decide(b); err != nil {
+		if !errors.Is(err, syscall.ENOSPC) || all || len(drop) == 0 {
+			return err
+		}
+		// The disk is full, and this may be what makes room: so the files go first. A crash now leaves the old start before a gap.
+		l.bounds = b
+	}
+	v.folder = l.view.Load().folder
 	l.view.Store(&v)
 	l.owed.drop = drop
 	return l.settleNow()

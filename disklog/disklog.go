@@ -53,8 +53,13 @@ type topicFile struct {
 	ID         topicID           `json:"id"`
 	Partitions int32             `json:"partitions"`
 	Configs    map[string]string `json:"configs,omitempty"`
-	Deleted    bool              `json:"deleted,omitempty"` // its data is being removed
+
+	deleted bool // its data is being removed
 }
+
+// deletedSuffix marks the file of a topic that is deleted. To mark it so needs no room on a disk that may be full. No topic can be
+// named so, and the longest name does not become too long.
+const deletedSuffix = "~gone"
 
 // topicID is a topic's id in a file: as Kafka prints it.
 type topicID mirror.TopicID
@@ -252,10 +257,11 @@ func (h *Host) readTopics() error {
 	}
 	seen := map[string]bool{}
 	for _, name := range names {
-		if checkName(name) != nil {
+		topic, deleted := strings.CutSuffix(name, deletedSuffix)
+		if checkName(topic) != nil || deleted && h.readOnly {
 			continue // what a crash left of a small file
 		}
-		var f topicFile
+		f := topicFile{deleted: deleted}
 		err := load(h.fs, dir, name, &f)
 		if h.readOnly && errors.Is(err, fs.ErrNotExist) {
 			continue // deleted just now
@@ -263,9 +269,13 @@ func (h *Host) readTopics() error {
 		if err != nil {
 			return err
 		}
-		seen[name] = true
+		seen[topic] = true
 		h.mu.Lock()
-		h.topic(name).file = &f
+		t := h.topic(topic)
+		if h.readOnly && t.file != nil && t.file.ID != f.ID {
+			clear(t.logs) // they belong to a topic that was deleted
+		}
+		t.file = &f
 		h.mu.Unlock()
 	}
 	h.mu.Lock()
@@ -312,7 +322,7 @@ func (h *Host) readClean() error {
 // finishDeletes removes the data of topics whose deletion a crash has cut short.
 func (h *Host) finishDeletes() error {
 	for name, t := range h.topics {
-		if t.file != nil && t.file.Deleted {
+		if t.file != nil && t.file.deleted {
 			if err := h.removeTopic(name, t); err != nil {
 				return err
 			}
@@ -360,7 +370,7 @@ func (h *Host) Topics(context.Context) ([]mirror.Topic, error) {
 	defer h.mu.Unlock()
 	var ts []mirror.Topic
 	for name, t := range h.topics {
-		if f := t.file; f != nil && !f.Deleted {
+		if f := t.file; f != nil && !f.deleted {
 			ts = append(ts, mirror.Topic{Name: name, ID: mirror.TopicID(f.ID), Partitions: f.Partitions, Configs: maps.Clone(f.Configs)})
 		}
 	}
@@ -415,11 +425,12 @@ func (h *Host) DeleteTopic(ctx context.Context, name string) error {
 		if have == nil {
 			return nil
 		}
-		f := *have
-		f.Deleted = true
-		if err := store(h.fs, filepath.Join(h.dir, topicsDir), name, &f); err != nil {
+		file := filepath.Join(h.dir, topicsDir, name)
+		if err := h.fs.Rename(file, file+deletedSuffix); err != nil {
 			return err
 		}
+		f := *have
+		f.deleted = true
 		h.mu.Lock()
 		t.file = &f
 		logs := slices.Collect(maps.Values(t.logs))
@@ -454,7 +465,7 @@ func (h *Host) administer(ctx context.Context, name string, f func(t *topic, hav
 	have := t.file
 	h.mu.Unlock()
 	var err error
-	if have != nil && have.Deleted {
+	if have != nil && have.deleted {
 		err, have = h.removeTopic(name, t), nil
 	}
 	if err == nil {
@@ -468,9 +479,13 @@ func (h *Host) administer(ctx context.Context, name string, f func(t *topic, hav
 
 // removeTopic removes the data of a topic that is marked as deleted, and at last its file. Each step may be done again.
 func (h *Host) removeTopic(name string, t *topic) error {
+	dir := filepath.Join(h.dir, topicsDir)
+	if err := h.fs.SyncDir(dir); err != nil { // the mark
+		return err
+	}
 	for p := range t.file.Partitions {
-		dir := filepath.Join(h.dir, partitionName(name, p))
-		files, err := h.fs.List(dir)
+		folder := filepath.Join(h.dir, partitionName(name, p))
+		files, err := h.fs.List(folder)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
@@ -478,11 +493,11 @@ func (h *Host) removeTopic(name string, t *topic) error {
 			return err
 		}
 		for _, f := range files {
-			if err := remove(h.fs, filepath.Join(dir, f)); err != nil {
+			if err := remove(h.fs, filepath.Join(folder, f)); err != nil {
 				return err
 			}
 		}
-		if err := remove(h.fs, dir); err != nil {
+		if err := remove(h.fs, folder); err != nil {
 			return err
 		}
 	}
@@ -490,8 +505,7 @@ func (h *Host) removeTopic(name string, t *topic) error {
 	if err := h.fs.SyncDir(h.dir); err != nil {
 		return err
 	}
-	dir := filepath.Join(h.dir, topicsDir)
-	if err := remove(h.fs, filepath.Join(dir, name)); err != nil {
+	if err := remove(h.fs, filepath.Join(dir, name+deletedSuffix)); err != nil {
 		return err
 	}
 	if err := h.fs.SyncDir(dir); err != nil {
@@ -548,12 +562,12 @@ func (h *Host) log(name string, partition int32) (*log, error) {
 		return nil, mirror.ErrClosed
 	}
 	t := h.topics[name]
-	if t == nil || t.file == nil || t.file.Deleted || partition < 0 || partition >= t.file.Partitions {
+	if t == nil || t.file == nil || t.file.deleted || partition < 0 || partition >= t.file.Partitions {
 		return nil, mirror.ErrUnknownPartition
 	}
 	l := t.logs[partition]
 	if l == nil {
-		l = &log{host: h, topic: name, partition: partition, writer: newSem(), flushing: newSem()}
+		l = &log{host: h, topic: name, id: t.file.ID, partition: partition, writer: newSem(), flushing: newSem()}
 		v := &view{}
 		if l.clean = h.clean[l.name()]; l.clean != nil {
 			delete(h.clean, l.name())
@@ -573,7 +587,7 @@ func (h *Host) Trim(ctx context.Context, topic string, policy TrimPolicy) error 
 	}
 	h.mu.Lock()
 	partitions := int32(0)
-	if t := h.topics[topic]; t != nil && t.file != nil && !t.file.Deleted {
+	if t := h.topics[topic]; t != nil && t.file != nil && !t.file.deleted {
 		partitions = t.file.Partitions
 	}
 	h.mu.Unlock()

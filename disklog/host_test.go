@@ -566,3 +566,41 @@ func TestReadOnlyHostBesideABusyWriter(t *testing.T) {
 	})
 	require.NoError(t, g.Wait())
 }
+
+func TestAFullDiskCanBeEmptied(t *testing.T) {
+	fs := vfs.NewMem()
+	h, l := openMem(t, fs, SegmentBytes(4096))
+	require.NoError(t, l.Append(ctx, cat(mk(0, 5, 3000, 1), mk(5, 5, 3000, 1))))
+	fs.Limit(0)
+	require.ErrorIs(t, l.Append(ctx, mk(10, 5, 3000, 1)), syscall.ENOSPC)
+	require.NoError(t, h.Trim(ctx, "t", TrimPolicy{MaxBytes: 1}))
+	requireBounds(t, l, 5, 10)
+	require.NoError(t, l.Append(ctx, mk(10, 5, 2000, 1)))
+	_, crashed := openMem(t, fs.Crash(newRand(1)))
+	start, _ := crashed.Bounds()
+	require.EqualValues(t, 5, start)
+	fs.Limit(0)
+	require.NoError(t, h.DeleteTopic(ctx, "t"))
+	require.NoError(t, h.EnsureTopic(ctx, mirror.Topic{Name: "t", Partitions: 1}))
+	require.NoError(t, openLog(t, h, "t", 0).Append(ctx, mk(0, 5, 3000, 1)))
+}
+
+func TestReadOnlyHostIsNotTakenInByATopicMadeAnew(t *testing.T) {
+	fs := vfs.NewMem()
+	h, l := openMem(t, fs)
+	require.NoError(t, l.Append(ctx, mk(0, 5, 3000, 1)))
+	r, err := openReadOnlyMem(fs)
+	require.NoError(t, err)
+	rl := openLog(t, r, "t", 0)
+	requireContents(t, rl, mk(0, 5, 3000, 1))
+	require.NoError(t, h.DeleteTopic(ctx, "t"))
+	require.NoError(t, h.EnsureTopic(ctx, mirror.Topic{Name: "t", Partitions: 1}))
+	fresh := mk(0, 9, 200, 2)
+	require.NoError(t, openLog(t, h, "t", 0).Append(ctx, fresh))
+	_, err = rl.Read(ctx, 5, make([]byte, 100))
+	require.ErrorIs(t, err, mirror.ErrUnknownPartition)
+	topics, err := r.Topics(ctx)
+	require.NoError(t, err)
+	require.Len(t, topics, 1)
+	requireContents(t, openLog(t, r, "t", 0), fresh)
+}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"path/filepath"
 	"slices"
 	"strconv"
 
@@ -50,7 +51,7 @@ func (l *log) load(ctx context.Context) error {
 func (l *log) refresh() (*view, error) {
 	for left := rereads; ; left-- {
 		v, err := l.look()
-		if err == nil || left == 0 {
+		if err == nil || left == 0 || l.gone.Load() {
 			return v, err
 		}
 	}
@@ -58,6 +59,13 @@ func (l *log) refresh() (*view, error) {
 
 // look makes a view of the folder as it is now, unless it changes too much meanwhile.
 func (l *log) look() (*view, error) {
+	var f topicFile
+	if err := load(l.host.fs, filepath.Join(l.host.dir, topicsDir), l.topic, &f); errors.Is(err, fs.ErrNotExist) || err == nil && f.ID != l.id {
+		l.gone.Store(true) // the folder, if there is one, is that of another topic of this name
+		return nil, l.usable()
+	} else if err != nil {
+		return nil, err
+	}
 	d, err := l.list()
 	if err != nil {
 		return nil, err

@@ -42,6 +42,7 @@ func (s sem) unlock() { <-s }
 type log struct {
 	host      *Host
 	topic     string
+	id        topicID
 	partition int32
 
 	writer   sem

@@ -136,7 +136,7 @@ func (v *view) holding(offset int64) int {
 // that turns out to be damaged is mended on the way.
 func (l *log) position(ctx context.Context, v *view, i int, offset int64) (int64, error) {
 	pos, damaged, err := l.find(v, i, offset)
-	if err == nil && damaged {
+	if err == nil && damaged && v.cuts == l.view.Load().cuts { // else a cut may have changed it while we looked
 		s, _ := v.segment(i)
 		l.repair(ctx, s)
 	}
