@@ -112,6 +112,23 @@ func TestAnUncleanElectionCutsTheLog(t *testing.T) {
 	require.Equal(t, []int32{1, 2}, leaderOf(w, "orders", 0).ISR)
 }
 
+func TestAnUncleanElectionLowersTheHighWatermark(t *testing.T) {
+	b := start(t, newHost(), one("orders"), broker.Nodes(3))
+	w := dial(t, b, "node-1")
+	w.write("orders", 0, records(100))
+	w.write("orders", 0, records(1))
+	require.NoError(t, b.Lag("orders", 0, 2, 100))
+	require.NoError(t, b.Lag("orders", 0, 3, 100))
+	require.NoError(t, b.Elect("orders", 0, 2, true))
+	w = dial(t, b, "node-2")
+	for range 10 {
+		req := produceRequest(9, "orders", 0, records(1))
+		req.Acks = 1
+		require.Zero(t, ask[*kmsg.ProduceResponse](w, req).Topics[0].Partitions[0].ErrorCode)
+	}
+	require.Equal(t, int64(100), w.listOffset("orders", 0, -1, 0).Offset, "the third node is in sync again, and still held back")
+}
+
 // An election of a node that is in sync may lose what was above the high watermark, as with Kafka.
 func TestACleanElectionCutsOnlyAboveTheHighWatermark(t *testing.T) {
 	b := start(t, newHost(), one("orders"), broker.Nodes(2))

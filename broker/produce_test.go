@@ -143,6 +143,22 @@ func TestIdempotentProducer(t *testing.T) {
 	})
 }
 
+// The log is as long again as before when the producer comes back: its length alone does not tell that it was cut.
+func TestALogThatWasCutAndHasGrownAgainIsReadAnew(t *testing.T) {
+	b := start(t, newHost(), one("orders"), broker.Nodes(2))
+	w := dial(t, b, "node-1")
+	for i := range int32(5) {
+		w.write("orders", 0, sequenced(1, 5, 0, i, 0))
+	}
+	require.NoError(t, b.Lag("orders", 0, 2, 2))
+	require.NoError(t, b.Elect("orders", 0, 2, true))
+	w = dial(t, b, "node-2")
+	w.write("orders", 0, records(10))
+	require.Equal(t, int16(45), w.produce("orders", 0, sequenced(1, 5, 0, 5, 0)).ErrorCode)
+	require.Equal(t, int64(1), w.write("orders", 0, sequenced(1, 5, 0, 1, 0)))
+	require.Equal(t, int64(12), w.write("orders", 0, sequenced(1, 5, 0, 2, 0)), "lost, and written again")
+}
+
 func TestWhatIsKnownOfProducersSurvivesARestart(t *testing.T) {
 	host := memlog.New()
 	c, err := mirror.Open(context.Background(), host)
