@@ -181,6 +181,7 @@ func TestHostileConnectionsHarmOnlyThemselves(t *testing.T) {
 		"a body cut short":           {0, 0, 0, 10, 0, 3, 0, 1, 0, 0, 0, 1, 0xff, 0xff},
 		"a key that nobody knows":    {0, 0, 0, 10, 0x7f, 0xff, 0, 0, 0, 0, 0, 1, 0xff, 0xff},
 		"a version that is not here": {0, 0, 0, 10, 0, 1, 0, 3, 0, 0, 0, 1, 0xff, 0xff},
+		"a tag longer than the rest": {0, 0, 0, 13, 0, 18, 0, 3, 0, 0, 0, 1, 0xff, 0xff, 1, 0, 0x7f},
 		"an HTTP request":            []byte("GET / HTTP/1.1\r\n"),
 		"many topics in few bytes":   {0, 0, 0, 14, 0, 3, 0, 1, 0, 0, 0, 1, 0xff, 0xff, 0x7f, 0xff, 0xff, 0xff},
 	} {

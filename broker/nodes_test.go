@@ -110,6 +110,7 @@ func TestAnUncleanElectionCutsTheLog(t *testing.T) {
 	require.Equal(t, old, p.DivergingEpoch.Epoch)
 	require.Equal(t, int64(50), p.DivergingEpoch.EndOffset)
 	require.Equal(t, []int32{1, 2}, leaderOf(w, "orders", 0).ISR)
+	require.Equal(t, old+2, leaderOf(w, "orders", 0).LeaderEpoch, "the epoch in between is that of whoever wrote before the cut")
 }
 
 func TestAnUncleanElectionLowersTheHighWatermark(t *testing.T) {
