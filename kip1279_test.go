@@ -215,29 +215,39 @@ func TestKIP_3_3_Reconcile(t *testing.T) {
 		require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
 	})
 	kip(t, "what a state does is done after a crash, once more", func(t *testing.T) {
-		_, b, m := mirrored(t, 1)
-		held := make(chan struct{})
-		b.host.Fail(func(ctx context.Context, op memlog.Op, topic string, _ int32) error {
+		a := newSource(t)
+		a.create("orders", 1)
+		a.write("orders", 0, 10)
+		host := memlog.New()
+		c, err := mirror.Open(t.Context(), host)
+		require.NoError(t, err)
+		m, err := c.Mirror("dr", a.broker.Source())
+		require.NoError(t, err)
+		require.NoError(t, m.Start(t.Context()))
+		require.NoError(t, m.AddTopics(t.Context(), "orders"))
+		caughtUp(t, m)
+		host.Fail(func(ctx context.Context, op memlog.Op, topic string, _ int32) error {
 			if op == memlog.OpSync && topic == "orders" { // PAUSING is written, and what it does is not done
-				select {
-				case <-held:
-				case <-ctx.Done():
-				}
-				return errDisk
+				<-ctx.Done()
 			}
 			return nil
 		})
 		require.NoError(t, m.Pause(t.Context(), "orders"))
 		inState(t, m, 0, mirror.Pausing)
-		crashed := b.host.Crash(rng(1))
-		close(held)
-		c := sourceOn(t, crashed)
-		again, err := c.c.Detached("dr")
-		require.NoError(t, err)
+		crashed := host.Crash(rng(1))
+		_ = c.Close() // its host answers nothing any more
+
+		syncs := 0
+		crashed.Fail(func(_ context.Context, op memlog.Op, topic string, _ int32) error {
+			if op == memlog.OpSync && topic == "orders" {
+				syncs++
+			}
+			return nil
+		})
+		again := newMirror(t, a, crashed)
 		require.Equal(t, mirror.Pausing, state(t, again, "orders", 0).State)
-		require.NoError(t, b.broker.Close())
-		_ = b.c.Close() // its host answers nothing any more
-		b.host, b.c, b.broker = c.host, c.c, c.broker
+		inState(t, again, 0, mirror.Paused)
+		require.Equal(t, 1, syncs)
 	})
 	kip(t, "every write of a state has a higher state epoch", func(t *testing.T) {
 		_, b, m := mirrored(t, 1)
@@ -402,20 +412,25 @@ func TestKIP_3_6_SourceTopicDeleted(t *testing.T) {
 		require.Equal(t, mirror.Position{Epoch: 0, Offset: 10}, *inState(t, m, 0, mirror.Stopped).Position)
 		require.NoError(t, b.c.CheckWrite("orders", 0))
 	})
-	kip(t, "a recreated topic is never appended onto the old log", func(t *testing.T) {
-		a, _, m := mirrored(t, 1)
-		require.NoError(t, a.host.DeleteTopic(t.Context(), "orders"))
-		a.create("orders", 1)
-		p, err := a.c.Partition(t.Context(), "orders", 0)
-		if err == nil { // the handle of the deleted log may still be known
-			_, _ = p.Append(t.Context(), plain(50))
-		}
-		st := inState(t, m, 0, mirror.Failed)
-		pass(time.Hour)
-		require.Contains(t, st.Reason, "recreated at the source")
-		require.True(t, st.NeedsWord)
-		require.Equal(t, int64(10), state(t, m, "orders", 0).End)
-	})
+	for name, records := range map[string]int{"longer": 50, "shorter": 3} {
+		kip(t, "a recreated topic is never appended onto the old log, be it "+name, func(t *testing.T) {
+			a, _, m := mirrored(t, 1)
+			require.NoError(t, a.host.DeleteTopic(t.Context(), "orders"))
+			a.create("orders", 1)
+			log, err := a.host.OpenLog(t.Context(), "orders", 0)
+			require.NoError(t, err)
+			require.NoError(t, log.Append(t.Context(), plain(records)))
+			st := inState(t, m, 0, mirror.Failed)
+			require.Contains(t, st.Reason, "recreated at the source")
+			require.True(t, st.NeedsWord)
+			pass(time.Hour)
+			require.Equal(t, int64(10), state(t, m, "orders", 0).End)
+			require.NoError(t, m.Recover(t.Context(), "orders"))
+			pass(time.Hour)
+			require.Equal(t, mirror.Failed, state(t, m, "orders", 0).State, "not even with someone's word")
+			require.Equal(t, int64(10), state(t, m, "orders", 0).End)
+		})
+	}
 }
 
 func TestKIP_4_1_AppendPath(t *testing.T) {
@@ -732,21 +747,41 @@ func TestKIP_4_5_Stopping(t *testing.T) {
 			require.NoError(t, b.c.CheckWrite("orders", 0))
 		})
 	}
-	kip(t, "before anything was aligned keeps what was before", func(t *testing.T) {
+	kip(t, "before anything was aligned or cut leaves all as it was", func(t *testing.T) {
 		a, b, m := mirrored(t, 1)
 		require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
-		b.write("orders", 0, 3)
-		back := linked(t, "back", a, b)
-		// The peer answers while the round begins, and is gone before the log is aligned.
-		mend := failing(a.host, func(op memlog.Op, topic string, _ int32) bool {
-			return topic == "orders" && (op == memlog.OpTruncateTo || op == memlog.OpReset)
-		})
 		a.write("orders", 0, 2)
+		back := linked(t, "back", a, b)
+		var writes atomic.Int32
+		mend := failing(a.host, func(op memlog.Op, topic string, _ int32) bool {
+			return op == memlog.OpAppend && topic == mirror.StateTopic && writes.Add(1) > 2 // the peer's cluster id, PREPARING, and no more
+		})
 		require.NoError(t, back.AddTopics(t.Context(), "orders"))
 		inState(t, back, 0, mirror.Failed)
+		require.Error(t, a.c.CheckWrite("orders", 0))
 		mend()
-		require.NoError(t, b.broker.Close())
 		require.NoError(t, back.Remove(within(t, time.Minute), "orders"))
+		st := state(t, back, "orders", 0)
+		require.Equal(t, int64(12), st.End, "no control batch")
+		require.Zero(t, st.LeaderEpoch)
+		require.Zero(t, st.Totals)
+		require.NoError(t, a.c.CheckWrite("orders", 0), "its gate was open before")
+	})
+	kip(t, "before anything was aligned but after a cut settles what is left", func(t *testing.T) {
+		a, b, m := mirrored(t, 1)
+		require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
+		a.write("orders", 0, 2)
+		back := linked(t, "back", a, b)
+		mend := failing(a.host, func(op memlog.Op, topic string, _ int32) bool { return op == memlog.OpTruncateTo && topic == "orders" })
+		require.NoError(t, back.AddTopics(t.Context(), "orders"))
+		inState(t, back, 0, mirror.Failed) // the cut is announced
+		mend()
+		require.NoError(t, back.Remove(within(t, time.Minute), "orders"))
+		st := state(t, back, "orders", 0)
+		require.Equal(t, int64(11), st.End, "cut to the position, and reset")
+		require.Equal(t, mirror.Position{Epoch: 0, Offset: 10}, *st.Position, "as it was")
+		require.GreaterOrEqual(t, st.LeaderEpoch, int32(1<<18))
+		require.Equal(t, mirror.Totals{Cut: 2, Cuts: 1}, st.Totals)
 		require.NoError(t, a.c.CheckWrite("orders", 0), "its gate was open before")
 	})
 }
