@@ -752,9 +752,10 @@ func TestKIP_4_5_Stopping(t *testing.T) {
 		require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
 		a.write("orders", 0, 2)
 		back := linked(t, "back", a, b)
+		pass(time.Second) // the peer's cluster id is stored
 		var writes atomic.Int32
 		mend := failing(a.host, func(op memlog.Op, topic string, _ int32) bool {
-			return op == memlog.OpAppend && topic == mirror.StateTopic && writes.Add(1) > 2 // the peer's cluster id, PREPARING, and no more
+			return op == memlog.OpAppend && topic == mirror.StateTopic && writes.Add(1) > 1 // PREPARING, and no more
 		})
 		require.NoError(t, back.AddTopics(t.Context(), "orders"))
 		inState(t, back, 0, mirror.Failed)
