@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/clustermirror/mirror/internal/batch"
+	"github.com/clustermirror/mirror/internal/statelog"
 	"github.com/clustermirror/mirror/internal/summary"
 	"github.com/clustermirror/mirror/internal/wire"
 )
@@ -29,12 +30,15 @@ func (r *replica) prepare(ctx context.Context) error {
 	if err := r.finishCut(ctx, p); err != nil {
 		return err
 	}
+	if err := r.confirm(ctx); err != nil {
+		return err
+	}
 	if err := r.byPosition(ctx, p); err != nil {
 		return err
 	}
 	for {
 		r.mu.Lock()
-		leader, epoch, aligned := r.leader, r.leaderEpoch, r.round.Aligned
+		leader, epoch, rd := r.leader, r.leaderEpoch, r.round
 		r.mu.Unlock()
 		if leader < 0 {
 			r.m.refreshSoon()
@@ -49,7 +53,8 @@ func (r *replica) prepare(ctx context.Context) error {
 			return err
 		}
 		if l.start == l.end {
-			return r.begin0(ctx, p, l.end, aligned, leader, epoch, sourceStart, sourceEnd)
+			aligned := rd.Aligned || rd.Known && rd.Offset == l.end
+			return r.beginEmpty(ctx, p, l.end, aligned, leader, epoch, sourceStart, sourceEnd)
 		}
 		if sourceStart > l.end {
 			if err := r.restart(ctx, p, l, sourceStart, "the source's log begins beyond what is mirrored"); err != nil {
@@ -70,9 +75,30 @@ func (r *replica) prepare(ctx context.Context) error {
 	}
 }
 
-// begin0 sets where an empty log begins: at the source's start, or where StartAt options say. One that was mirrored before, and
+// confirm asks the peer again if a crash came between the first look and the second: nothing may be cut before it.
+func (r *replica) confirm(ctx context.Context) error {
+	r.mu.Lock()
+	rd := r.round
+	r.mu.Unlock()
+	if rd.Confirmed || rd.Aligned {
+		return nil
+	}
+	p, err := r.m.askPeer(ctx, r.t)
+	if err != nil {
+		return &sourceError{err}
+	}
+	if p.active != "" {
+		return undecided(fmt.Errorf("%w: %s; Remove the topic on one side, then Recover", ErrPeerActive, p.active))
+	}
+	r.mu.Lock()
+	r.round.Confirmed = true // persisted with the next write of the round, which comes before any cut
+	r.mu.Unlock()
+	return nil
+}
+
+// beginEmpty sets where an empty log begins: at the source's start, or where StartAt options say. One that was mirrored before, and
 // that retention emptied, goes on where it ended, if the source still has that place.
-func (r *replica) begin0(ctx context.Context, p *Partition, at int64, aligned bool, leader, epoch int32, sourceStart, sourceEnd int64) error {
+func (r *replica) beginEmpty(ctx context.Context, p *Partition, at int64, aligned bool, leader, epoch int32, sourceStart, sourceEnd int64) error {
 	want := sourceStart
 	switch {
 	case aligned && at >= sourceStart && at <= sourceEnd:
@@ -225,12 +251,17 @@ func (r *replica) finish(ctx context.Context, p *Partition, e cutEntry) error {
 		err = p.cut(ctx, e.Target)
 	}
 	if errors.Is(err, errors.ErrUnsupported) {
+		// Nothing has changed and nothing will: the announcement is withdrawn, or a stop would try it for ever.
+		if err := r.m.c.put(ctx, statelog.Record{Key: r.key(typeCut)}); err != nil {
+			return err
+		}
 		return undecided(fmt.Errorf("%s: offsets [%d, %d) are not the source's and this host can't cut them: %w; Remove the topic, or empty it and Recover", r, e.From, e.To, err))
 	}
 	if err != nil {
 		return err
 	}
-	if err := r.m.c.clampOffsets(ctx, r.t, r.num, e.Target); err != nil {
+	_, end := p.Bounds() // a cut inside a batch came out lower
+	if err := r.m.c.clampOffsets(ctx, r.t, r.num, min(e.From, e.Target, end)); err != nil {
 		return err
 	}
 	r.mu.Lock()
@@ -262,14 +293,11 @@ func (r *replica) finish(ctx context.Context, p *Partition, e cutEntry) error {
 			}
 		}
 	}
-	closed := record(r.key(typeTotals), totals)
-	gone := record(r.key(typeCut), nil)
-	gone.Value = nil
-	if err := r.m.c.put(ctx, closed, gone); err != nil {
+	if err := r.m.c.put(ctx, record(r.key(typeTotals), totals), statelog.Record{Key: r.key(typeCut)}); err != nil {
 		return fmt.Errorf("close report of a cut of %s: %w", r, err)
 	}
 	r.mu.Lock()
-	r.totals = totals
+	r.totals, r.partings = totals, 0
 	r.mu.Unlock()
 	return nil
 }
@@ -299,13 +327,11 @@ func (p *Partition) olderState(ctx context.Context, r *replica) error {
 	if err != nil {
 		return err
 	}
-	if recorded := p.LeaderEpoch(); latest > recorded && r.stored.state != Failed {
-		r.stored.before = r.stored.state
-		r.stored.state, r.stored.decide = Failed, true
-		r.stored.text = fmt.Sprintf("%s holds leader epoch %d, the state knows none above %d: the state is older than the data (restored from a backup?); nothing was cut. Recover goes on after comparing with the source", r, latest, recorded)
+	recorded := p.LeaderEpoch()
+	if latest <= recorded || r.stored.state == Failed {
 		return nil
 	}
-	return nil
+	return r.to(ctx, evFail, undecided(fmt.Errorf("%s holds leader epoch %d, the state knows none above %d: the state is older than the data (restored from a backup?); nothing was cut. Recover goes on after comparing with the source", r, latest, recorded)), nil)
 }
 
 // prove says whether what is here is the source's (the topic ids are the same): our epochs end where the source's do, and it holds our last
@@ -411,6 +437,10 @@ func (r *replica) sourceBounds(ctx context.Context, leader, epoch int32) (start,
 
 func (r *replica) offsets(ctx context.Context, leader, epoch int32, times ...int64) ([]int64, error) {
 	answers := make([]int64, len(times))
+	if err := r.m.asking.Acquire(ctx, 1); err != nil {
+		return nil, err
+	}
+	defer r.m.asking.Release(1)
 	for i, at := range times { // one at a time: a partition may stand in a request only once
 		list, err := r.m.client.Offsets(ctx, leader, []wire.OffsetQuery{{Topic: r.t.name, Partition: r.num, CurrentLeaderEpoch: epoch, Timestamp: at}})
 		if err == nil {
@@ -425,6 +455,10 @@ func (r *replica) offsets(ctx context.Context, leader, epoch int32, times ...int
 }
 
 func (r *replica) epochEnd(ctx context.Context, leader, epoch, ask int32) (answer, error) {
+	if err := r.m.asking.Acquire(ctx, 1); err != nil {
+		return answer{}, err
+	}
+	defer r.m.asking.Release(1)
 	list, err := r.m.client.EpochEnds(ctx, leader, []wire.EpochQuery{{Topic: r.t.name, Partition: r.num, CurrentLeaderEpoch: epoch, Epoch: ask}})
 	if err == nil {
 		err = list[0].Err

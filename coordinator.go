@@ -7,6 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"math"
+	"slices"
 	"sync"
 
 	"golang.org/x/sync/errgroup"
@@ -29,10 +32,15 @@ type Coordinator struct {
 	raise ProducerIDRaiser // nil if the host has no such ability
 	clamp OffsetClamper
 
+	flooring  lock // held while the producer id floor is raised
+	attaching lock // held while a mirror is made, attached or detached
+
 	ctx    context.Context // ends when Close is called or the coordinator is fenced
 	cancel context.CancelFunc
 	tasks  sync.WaitGroup // every goroutine but the event queue's
 	queued sync.WaitGroup
+
+	delivered chan struct{} // closed when no more events will come
 
 	mu      sync.Mutex
 	closed  bool
@@ -68,6 +76,7 @@ func Open(ctx context.Context, h Host, opts ...Option) (*Coordinator, error) {
 	}
 	c := &Coordinator{
 		host: h, opts: o, log: o.logger, events: newEventQueue(), budget: newBudget(o.byteBudget),
+		flooring: newLock(), attaching: newLock(), delivered: make(chan struct{}),
 		mirrors: make(map[string]*Mirror), parts: make(map[partitionKey]*opening), claims: make(map[string]lock),
 	}
 	c.raise, _ = h.(ProducerIDRaiser)
@@ -90,7 +99,8 @@ func Open(ctx context.Context, h Host, opts ...Option) (*Coordinator, error) {
 	}
 	c.ctx, c.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	c.indexCheckpoints()
-	c.queued.Go(func() { c.events.run(c.ctx.Done(), o.onEvent) })
+	c.gate.forbid(StateTopic, fmt.Errorf("topic %s is kept by the library", StateTopic))
+	c.queued.Go(func() { c.events.run(c.delivered, o.onEvent) })
 	if err := c.load(ctx); err != nil {
 		return nil, errors.Join(err, c.Close())
 	}
@@ -134,7 +144,11 @@ func (c *Coordinator) RaiseLeaderEpoch(ctx context.Context, topic string, partit
 		return 0, err
 	}
 	err = p.change(ctx, func(ctx context.Context) error {
-		epoch = max(atLeast, p.LeaderEpoch()+1)
+		now := p.LeaderEpoch()
+		if now == math.MaxInt32 {
+			return fmt.Errorf("raise leader epoch of %s: %w", p, errNoEpochLeft)
+		}
+		epoch = max(atLeast, now+1)
 		return p.setEpoch(ctx, epoch)
 	})
 	return epoch, err
@@ -166,8 +180,12 @@ func (c *Coordinator) Partition(ctx context.Context, topic string, partition int
 		c.mu.Unlock()
 		select {
 		case <-o.ready:
-			if o.err == nil || ctx.Err() == nil && !errors.Is(o.err, context.Canceled) {
+			// That the one who opened it has given up is no answer for others.
+			if !errors.Is(o.err, context.Canceled) && !errors.Is(o.err, context.DeadlineExceeded) {
 				return o.part, o.err
+			}
+			if ctx.Err() != nil {
+				return nil, ctx.Err()
 			}
 		case <-ctx.Done():
 			return nil, ctx.Err()
@@ -217,8 +235,50 @@ func (c *Coordinator) listTopics(ctx context.Context) (map[string]Topic, error) 
 	}
 	c.mu.Lock()
 	c.topics = topics
+	var gone []*Partition
+	for key, o := range c.parts {
+		select {
+		case <-o.ready:
+			if t := topics[key.topic]; o.err == nil && t.ID != o.part.id { // deleted, and perhaps made anew
+				gone = append(gone, o.part)
+			}
+		default: // being opened
+		}
+	}
 	c.mu.Unlock()
+	for _, p := range gone {
+		c.evict(p)
+	}
 	return topics, nil
+}
+
+// opened is a partition that is open already; nil if it isn't.
+func (c *Coordinator) opened(topic string, num int32) *Partition {
+	c.mu.Lock()
+	o := c.parts[partitionKey{topic, num}]
+	c.mu.Unlock()
+	if o == nil {
+		return nil
+	}
+	select {
+	case <-o.ready:
+		return o.part // nil if it could not be opened
+	default:
+		return nil
+	}
+}
+
+// evict forgets an open partition whose log is no more.
+func (c *Coordinator) evict(p *Partition) {
+	key := partitionKey{p.topic, p.num}
+	c.mu.Lock()
+	if o := c.parts[key]; o != nil && o.part == p {
+		delete(c.parts, key)
+	}
+	c.mu.Unlock()
+	if err := p.log.Close(); err != nil {
+		c.log.Warn("close the log of a partition that is gone", "partition", p.String(), "err", err)
+	}
 }
 
 // Close ends every mirror and every goroutine, closes the gate and all logs. What was appended is synced, so that the next run
@@ -243,12 +303,16 @@ func (c *Coordinator) Close() error {
 		m.disconnect()
 	}
 	c.tasks.Wait()
+	close(c.delivered)
 	c.queued.Wait()
 
+	c.mu.Lock()
+	parts := slices.Collect(maps.Values(c.parts))
+	c.mu.Unlock()
 	ctx := context.WithoutCancel(c.ctx)
 	var g errgroup.Group // at once, so that checkpoints share their syncs
 	g.SetLimit(256)
-	for _, o := range c.parts {
+	for _, o := range parts {
 		<-o.ready
 		if o.err == nil {
 			g.Go(func() error { return o.part.shut(ctx) })

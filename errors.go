@@ -41,6 +41,9 @@ var (
 	ErrFenced = errors.New("another coordinator has been opened on this host")
 )
 
+// errNoEpochLeft means that the greatest leader epoch that the protocol can say is in use: the topic must be copied to a new one.
+var errNoEpochLeft = errors.New("there is no greater leader epoch left")
+
 // TopicError is what one topic of a command answers. Commands join them, so that errors.Is and errors.As find each.
 type TopicError struct {
 	Mirror string

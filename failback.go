@@ -146,17 +146,19 @@ func (p Position) beats(q Position) bool {
 }
 
 // ownPosition is the last mirrored position that this host stored for the pair of clusters, under whichever mirror's name.
-func (c *Coordinator) ownPosition(id TopicID, partition int32, cluster string) (best Position, ok bool) {
-	for k := range c.store.All(typeRound) {
-		if TopicID(k.Topic) != id || k.Partition != partition {
+func (c *Coordinator) ownPosition(topic string, id TopicID, partition int32, cluster string) (best Position, ok bool) {
+	for _, m := range c.list() {
+		t := m.topic(topic)
+		if t == nil || t.id != id {
 			continue
 		}
-		rd, found, err := get[round](c.store, k)
-		if err != nil || !found || rd.Peer != cluster || !rd.Stored && !rd.Known {
-			continue
-		}
-		if p := (Position{rd.Epoch, rd.Offset}); p.known() && (!ok || p.beats(best)) {
-			best, ok = p, true
+		for _, r := range t.partitions() {
+			r.mu.Lock()
+			rd := r.round
+			r.mu.Unlock()
+			if p := (Position{rd.Epoch, rd.Offset}); r.num == partition && rd.Peer == cluster && (rd.Stored || rd.Known) && p.known() && (!ok || p.beats(best)) {
+				best, ok = p, true
+			}
 		}
 	}
 	return best, ok
@@ -164,6 +166,11 @@ func (c *Coordinator) ownPosition(id TopicID, partition int32, cluster string) (
 
 // beginRound takes a topic into a round, or leaves everything as it was. The caller holds the topic's command, or it is new.
 func (m *Mirror) beginRound(ctx context.Context, t *mirrorTopic, h how) error {
+	if t.written() { // a look without closing the gate: a boot of a program that has taken over must not hold up its writers
+		if _, _, err := m.chooseRounds(ctx, t, h); err != nil {
+			return err
+		}
+	}
 	before := m.remember(t)
 	m.c.gate.closeTopic(t.name, m.name, int32(len(t.partitions())))
 	err := t.drain(ctx)
@@ -172,11 +179,11 @@ func (m *Mirror) beginRound(ctx context.Context, t *mirrorTopic, h how) error {
 	if err == nil {
 		rounds, upstreams, err = m.chooseRounds(ctx, t, h)
 	}
-	if err == nil {
-		err = m.persistRounds(ctx, t, rounds, upstreams)
-	}
 	if err != nil {
 		return errors.Join(err, before.restore(ctx, false))
+	}
+	if err := m.persistRounds(ctx, t, rounds, upstreams); err != nil {
+		return errors.Join(err, before.restore(ctx, true)) // it may have been written all the same
 	}
 	p, err := m.askPeer(ctx, t)
 	if err == nil && p.active != "" {
@@ -186,6 +193,7 @@ func (m *Mirror) beginRound(ctx context.Context, t *mirrorTopic, h how) error {
 		return errors.Join(err, before.restore(ctx, true))
 	}
 	for r, v := range rounds {
+		v.Confirmed = true
 		r.mu.Lock()
 		r.round, r.stored = v, stored{state: Preparing, before: Unknown, epoch: r.stored.epoch + 1}
 		r.mu.Unlock()
@@ -199,6 +207,19 @@ func (m *Mirror) beginRound(ctx context.Context, t *mirrorTopic, h how) error {
 		r.kick()
 	}
 	return nil
+}
+
+// written says that local writers may be at work in the topic.
+func (t *mirrorTopic) written() bool {
+	for _, r := range t.partitions() {
+		r.mu.Lock()
+		open := r.round.TakenOver || r.round.Number == 0 && r.round.Open
+		r.mu.Unlock()
+		if open {
+			return true
+		}
+	}
+	return false
 }
 
 // drain waits for local writers that passed the gate before it was closed.
@@ -278,7 +299,7 @@ func (r *replica) choose(ctx context.Context, p peer, h how) (c choice, err erro
 		return c, err
 	}
 	c.round.Existed = last.Existed || last.Number > 0
-	own, mine := r.m.c.ownPosition(r.t.id, r.num, c.round.Peer)
+	own, mine := r.m.c.ownPosition(r.t.name, r.t.id, r.num, c.round.Peer)
 	theirs, known := p.positions[r.num]
 	start, end := part.Bounds()
 	switch {
@@ -319,7 +340,7 @@ func (m *Mirror) persistRounds(ctx context.Context, t *mirrorTopic, rounds map[*
 	for r, v := range rounds {
 		recs = append(recs, r.roundRecord(v), r.stateRecord(stored{state: Preparing, before: Unknown, epoch: r.stored.epoch + 1}))
 	}
-	return m.c.put(ctx, recs...)
+	return m.c.put(context.WithoutCancel(ctx), recs...) // a write that nobody waits for may still happen
 }
 
 // memory is a topic as it was before a round was tried.
@@ -405,22 +426,33 @@ func (m *Mirror) refreshChains(ctx context.Context, md *wire.Metadata, active []
 		}
 	}
 	for t, p := range heard {
-		if p.active != "" {
-			for _, r := range t.partitions() {
-				r.failedNow(undecided(fmt.Errorf("%w: %s; Remove the topic on one side", ErrPeerActive, p.active)))
-			}
+		if !t.command.tryAcquire() {
+			continue // a command is at work: the next refresh tries again
 		}
-		slices.Sort(p.upstreams)
-		p.upstreams = slices.Compact(p.upstreams)
-		m.mu.Lock()
-		changed := !slices.Equal(t.upstreams, p.upstreams)
-		t.upstreams = p.upstreams
-		m.mu.Unlock()
-		if changed {
-			if err := m.c.put(ctx, t.record(t.wishedNow(), int32(len(t.partitions())))); err != nil {
-				return err
-			}
+		err := m.takeChain(ctx, t, p)
+		t.command.release()
+		if err != nil {
+			return err
 		}
 	}
 	return nil
+}
+
+// takeChain takes what was heard of one topic. The caller holds its command.
+func (m *Mirror) takeChain(ctx context.Context, t *mirrorTopic, p *peer) error {
+	if p.active != "" {
+		for _, r := range t.partitions() {
+			r.failedNow(undecided(fmt.Errorf("%w: %s; Remove the topic on one side", ErrPeerActive, p.active)))
+		}
+	}
+	slices.Sort(p.upstreams)
+	p.upstreams = slices.Compact(p.upstreams)
+	m.mu.Lock()
+	changed := !slices.Equal(t.upstreams, p.upstreams)
+	t.upstreams = p.upstreams
+	m.mu.Unlock()
+	if !changed {
+		return nil
+	}
+	return m.c.put(ctx, t.record(t.wishedNow(), int32(len(t.partitions()))))
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"time"
 
@@ -154,6 +155,9 @@ func (r *replica) raiseForTakeover(ctx context.Context, p *Partition, rd round, 
 		p.mu.Lock()
 		seen := max(p.epoch, p.sum.Epochs().Latest(), sourceEpoch, -1)
 		p.mu.Unlock()
+		if seen == math.MaxInt32 {
+			return undecided(fmt.Errorf("take over %s: %w", r, errNoEpochLeft))
+		}
 		to := seen + 1 // resumed: what was written under the last one may be lost, and may have been seen
 		if !rd.Raised {
 			to = takeoverEpoch(seen, rand.Int32()) //nolint:gosec // apart, not secret
@@ -230,6 +234,10 @@ func (c *Coordinator) raisePIDFloor(ctx context.Context, p *Partition) error {
 	if err != nil {
 		return err
 	}
+	if err := c.flooring.acquire(ctx); err != nil { // partitions stop at once: the greatest of them must stay
+		return err
+	}
+	defer c.flooring.release()
 	if floor := c.ProducerIDFloor(); top > floor {
 		rec := statelog.Record{Key: statelog.Key{Type: typePIDFloor}, Value: binary.BigEndian.AppendUint64(nil, uint64(top))}
 		if err := c.put(ctx, rec); err != nil {
@@ -354,6 +362,18 @@ func (r *replica) missing(ctx context.Context) error {
 
 // resume begins a new round of a stopped topic.
 func (m *Mirror) resume(ctx context.Context, t *mirrorTopic, h how) error {
+	release, err := m.c.claim(ctx, t.name)
+	if err != nil {
+		return err
+	}
+	defer release()
+	return m.resumeClaimed(ctx, t, h)
+}
+
+func (m *Mirror) resumeClaimed(ctx context.Context, t *mirrorTopic, h how) error {
+	if owner := m.c.ownerOf(t.name); owner != nil && owner.m != m && !owner.over() {
+		return hint(fmt.Errorf("%w: %s", ErrTopicOwned, owner.m.name), "Remove it there first")
+	}
 	if err := t.command.acquire(ctx); err != nil {
 		return err
 	}
@@ -427,7 +447,8 @@ func (r *replica) byPosition(ctx context.Context, p *Partition) error {
 func (p *Partition) commits(ctx context.Context, from int64) (map[int64]int64, error) {
 	commits := make(map[int64]int64)
 	buf := make([]byte, 4096)
-	for _, end := p.Bounds(); from < end; {
+	start, end := p.Bounds()
+	for from = max(from, start); from < end; {
 		n, err := p.Read(ctx, from, buf)
 		if err != nil || n == 0 {
 			return commits, err

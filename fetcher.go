@@ -51,9 +51,10 @@ type cursor struct {
 }
 
 const (
-	slowAppend = 50 * time.Millisecond
-	badAnswers = 5       // after so many a partition is FAILED, and retried from there
-	maxBatch   = 1 << 30 // a claimed length beyond it is nonsense
+	slowAppend  = 50 * time.Millisecond
+	maxPartings = 10      // so many alignments in a row that changed nothing are enough
+	badAnswers  = 5       // after so many a partition is FAILED, and retried from there
+	maxBatch    = 1 << 30 // a claimed length beyond it is nonsense
 
 	fetchKey       = 1
 	comparingFetch = 12 // the first Fetch that carries the last fetched epoch (KIP-595)
@@ -68,6 +69,13 @@ func newFetcher(m *Mirror, broker int32) *fetcher {
 // add, remove and refresh may be called by anyone; they don't wait.
 func (f *fetcher) add(r *replica, gen uint64, next int64, epoch int32) {
 	f.note(func(f *fetcher) {
+		r.mu.Lock()
+		current := r.gen == gen
+		r.mu.Unlock()
+		if !current { // it was moved on before this note was read
+			return
+		}
+		f.drop(r)
 		f.cursors[r] = &cursor{r: r, gen: gen, next: next, epoch: epoch, bytes: int32(f.m.opts.partitionBytes), gap: -1, out: true}
 		f.place(f.cursors[r])
 	})
@@ -153,13 +161,24 @@ func (f *fetcher) drop(r *replica) {
 // hold takes a cursor out for a while.
 func (f *fetcher) hold(c *cursor) {
 	f.setAside(c)
+	f.after(c, func(f *fetcher) { f.place(c) })
+}
+
+// after does something with a cursor after its next, longer pause, if it is still there.
+func (f *fetcher) after(c *cursor, do func(*fetcher)) {
 	if c.pause == nil {
 		c.pause = f.m.newBackoff()
 	}
-	time.AfterFunc(c.pause.NextBackOff(), func() {
+	wait := c.pause.NextBackOff()
+	c.r.mu.Lock()
+	for range c.r.partings - 2 { // its cursor, and with it the pause, is new each time
+		wait = min(2*wait, f.m.opts.backoffMax)
+	}
+	c.r.mu.Unlock()
+	time.AfterFunc(wait, func() {
 		f.note(func(f *fetcher) {
 			if f.cursors[c.r] == c {
-				f.place(c)
+				do(f)
 			}
 		})
 	})
@@ -491,8 +510,28 @@ func (f *fetcher) unusable(c *cursor, err error) {
 	}
 }
 
-// part hands a partition over to alignment.
+// part hands a partition over to alignment. If alignment finds nothing to cut and the same comes again, it does so after a growing
+// pause, and in the end someone must look.
 func (f *fetcher) part(c *cursor, why string) {
+	r := c.r
+	r.mu.Lock()
+	r.partings++
+	n := r.partings
+	r.mu.Unlock()
+	switch {
+	case n > maxPartings:
+		f.drop(r)
+		r.failed(c.gen, undecided(fmt.Errorf("%s at offset %d: %s, %d times in a row, and where its epochs end the source agrees with us; check the source, then Recover", r, c.next, why, n)))
+	case n > 1:
+		f.m.troubled(r, fmt.Errorf("%s at offset %d: %s, though its epochs agree with ours", r, c.next, why))
+		f.setAside(c)
+		f.after(c, func(f *fetcher) { f.partNow(c, why) })
+	default:
+		f.partNow(c, why)
+	}
+}
+
+func (f *fetcher) partNow(c *cursor, why string) {
 	f.drop(c.r)
 	c.r.handOver(c.gen, func() { c.r.diverged = why })
 }
@@ -506,20 +545,17 @@ func (f *fetcher) refused(c *cursor, a *wire.Fetched) {
 		f.part(c, "the source answers that the offset is out of range")
 	case errors.Is(a.Err, kafka.NotLeaderForPartition), errors.Is(a.Err, kafka.FencedLeaderEpoch):
 		// With a hint it goes straight to the new leader, otherwise after the next look at the metadata.
-		f.drop(r)
-		if a.Leader.ID >= 0 && a.Leader.Epoch >= 0 {
-			r.handOver(c.gen, func() {
-				if a.Leader.Epoch >= r.leaderEpoch {
-					r.leader, r.leaderEpoch = a.Leader.ID, a.Leader.Epoch
-				}
-			})
-			if a.Leader.ID != f.broker {
-				return
-			}
-		} else {
-			r.handOver(c.gen, func() { r.leader = -1 })
+		r.mu.Lock()
+		newer := a.Leader.ID >= 0 && a.Leader.Epoch > r.leaderEpoch
+		r.mu.Unlock()
+		if newer {
+			f.drop(r)
+			r.handOver(c.gen, func() { r.leader, r.leaderEpoch = a.Leader.ID, a.Leader.Epoch })
+			return
 		}
+		f.m.troubled(r, err)
 		f.m.refreshSoon()
+		f.hold(c)
 	default:
 		f.m.troubled(r, err)
 		f.m.refreshSoon()
@@ -569,7 +605,11 @@ func (f *fetcher) finish(ctx context.Context, w fetched, err error) {
 		f.note(func(f *fetcher) { f.rewind(ctx, w.c) })
 		return
 	}
-	f.remove(w.c.r)
+	f.note(func(f *fetcher) {
+		if f.cursors[w.c.r] == w.c {
+			f.drop(w.c.r)
+		}
+	})
 	w.c.r.failed(w.c.gen, err)
 }
 

@@ -28,6 +28,7 @@ type gate struct {
 type gateTopic struct {
 	err  error
 	open []atomic.Bool // by partition: taken over, or kept from before
+	rest atomic.Bool   // partitions that the mirror never had: the host may add some to a topic that it has taken over
 }
 
 func (g *gate) check(topic string, partition int32) error {
@@ -39,7 +40,12 @@ func (g *gate) check(topic string, partition int32) error {
 		return nil
 	}
 	t := (*topics)[topic]
-	if t == nil || partition >= 0 && int(partition) < len(t.open) && t.open[partition].Load() {
+	switch {
+	case t == nil:
+		return nil
+	case partition >= 0 && int(partition) < len(t.open) && t.open[partition].Load():
+		return nil
+	case int(partition) >= len(t.open) && t.rest.Load():
 		return nil
 	}
 	return t.err
@@ -53,13 +59,15 @@ func (g *gate) closeTopic(topic, mirror string, partitions int32) {
 // grow keeps what is open and adds closed partitions.
 func (g *gate) grow(topic, mirror string, partitions int32) {
 	t := &gateTopic{err: &ReadOnlyError{Topic: topic, Mirror: mirror}, open: make([]atomic.Bool, partitions)}
+	g.changing.Lock()
+	defer g.changing.Unlock()
 	if topics := g.topics.Load(); topics != nil && (*topics)[topic] != nil {
 		old := (*topics)[topic].open
 		for i := range min(len(old), len(t.open)) {
 			t.open[i].Store(old[i].Load())
 		}
 	}
-	g.replace(topic, t)
+	g.put(topic, t)
 }
 
 // release makes the topic an ordinary one: no mirror has ever had it, or an addition is taken back.
@@ -67,6 +75,8 @@ func (g *gate) release(topic string) { g.replace(topic, nil) }
 
 // setOpen opens or closes one partition of a mirror topic.
 func (g *gate) setOpen(topic string, partition int32, open bool) {
+	g.changing.Lock()
+	defer g.changing.Unlock()
 	if topics := g.topics.Load(); topics != nil {
 		if t := (*topics)[topic]; t != nil && int(partition) < len(t.open) {
 			t.open[partition].Store(open)
@@ -74,9 +84,26 @@ func (g *gate) setOpen(topic string, partition int32, open bool) {
 	}
 }
 
+// openRest opens a topic's partitions that the mirror never had.
+func (g *gate) openRest(topic string) {
+	g.changing.Lock()
+	defer g.changing.Unlock()
+	if topics := g.topics.Load(); topics != nil && (*topics)[topic] != nil {
+		(*topics)[topic].rest.Store(true)
+	}
+}
+
+// forbid closes a topic that no local writer may ever write.
+func (g *gate) forbid(topic string, err error) { g.replace(topic, &gateTopic{err: err}) }
+
 func (g *gate) replace(topic string, t *gateTopic) {
 	g.changing.Lock()
 	defer g.changing.Unlock()
+	g.put(topic, t)
+}
+
+// put publishes a new map; the caller holds changing.
+func (g *gate) put(topic string, t *gateTopic) {
 	topics := make(map[string]*gateTopic)
 	if old := g.topics.Load(); old != nil {
 		maps.Copy(topics, *old)

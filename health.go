@@ -3,6 +3,7 @@ package mirror
 import (
 	"context"
 	"fmt"
+	"math"
 	"time"
 )
 
@@ -25,6 +26,9 @@ func (r *replica) feel(h Health, err error) {
 	r.mu.Lock()
 	before := r.health
 	r.health, r.trouble = h, err
+	if before == Unreachable && h != Unreachable {
+		r.moved = time.Now() // it is not its fault that nothing came
+	}
 	r.mu.Unlock()
 	// Catching up and being caught up alternate with every batch: only what someone may want to act on is an event.
 	if bad := h == Unreachable || h == Stalled; h != before && (bad || before == Unreachable || before == Stalled) {
@@ -56,8 +60,7 @@ func (r *replica) seen(start, end, ours int64) {
 func (r *replica) progressed(bytes int) {
 	r.mu.Lock()
 	r.bytes += int64(bytes)
-	r.moved = time.Now()
-	r.mayCut = false
+	r.moved, r.mayCut, r.partings = time.Now(), false, 0
 	r.mu.Unlock()
 	r.recovered()
 }
@@ -181,16 +184,23 @@ func (p *Partition) mirror(ctx context.Context, w fetched) error {
 	return p.advance(ctx, inside)
 }
 
+// lastEpochs are kept for takeovers: near the greatest number the leader epoch only keeps up with the source's.
+const lastEpochs = math.MaxInt32 - 1000
+
 // keepAbove raises the leader epoch here before a batch that needs it is visible (KIP-1279: never below a source epoch; raised by ten
 // when that comes within three, so that it is rarely done).
 func (p *Partition) keepAbove(ctx context.Context, sourceEpoch int32) error {
-	if sourceEpoch <= p.LeaderEpoch()-3 {
+	enough := func() bool {
+		epoch := p.LeaderEpoch()
+		return sourceEpoch <= epoch-3 || sourceEpoch <= epoch && epoch >= lastEpochs
+	}
+	if enough() {
 		return nil
 	}
 	return p.change(ctx, func(ctx context.Context) error {
-		if sourceEpoch <= p.LeaderEpoch()-3 {
+		if enough() {
 			return nil
 		}
-		return p.setEpoch(ctx, sourceEpoch+10)
+		return p.setEpoch(ctx, max(sourceEpoch, min(sourceEpoch, lastEpochs-10)+10))
 	})
 }

@@ -46,6 +46,7 @@ import (
 	"github.com/cenkalti/backoff/v4"
 	"github.com/segmentio/kafka-go"
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sync/semaphore"
 
 	"github.com/clustermirror/mirror/internal/statelog"
 	"github.com/clustermirror/mirror/internal/wire"
@@ -73,9 +74,10 @@ type Mirror struct {
 
 	ctx     context.Context // ends with Close
 	cancel  context.CancelFunc
-	tasks   sync.WaitGroup // its goroutines
-	soon    chan struct{}  // asks for fresh metadata
-	changed *broadcast     // whenever a partition's state has changed
+	tasks   sync.WaitGroup      // its goroutines
+	asking  *semaphore.Weighted // bounds the questions about single partitions
+	soon    chan struct{}       // asks for fresh metadata
+	changed *broadcast          // whenever a partition's state has changed
 
 	mu       sync.Mutex
 	started  bool
@@ -164,37 +166,40 @@ func (c *Coordinator) attach(ctx context.Context, name string, src Source, o mir
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
+	if err := c.attaching.acquire(ctx); err != nil {
+		return nil, err
+	}
+	defer c.attaching.release()
 	c.mu.Lock()
-	m, closed := c.mirrors[name], c.closed
+	old, closed := c.mirrors[name], c.closed
 	c.mu.Unlock()
 	switch {
 	case closed:
 		return nil, ErrClosed
-	case m != nil && m.client != nil:
+	case old != nil && old.client != nil:
 		return nil, fmt.Errorf("mirror %s is attached already: Close it first", name)
-	case m == nil:
-		m = c.newMirror(name)
+	case old != nil && src.ClusterID != "" && old.peerID() != "" && src.ClusterID != old.peerID():
+		return nil, fmt.Errorf("mirror %s mirrors cluster %s, Source.ClusterID is %s: %w", name, old.peerID(), src.ClusterID, ErrWrongCluster)
+	case old != nil:
+		old.disconnect() // what was commanded of it without a source has ended
+	default:
 		if err := c.put(ctx, record(statelog.Key{Type: typeMirror, Mirror: name}, mirrorRecord{})); err != nil {
 			return nil, fmt.Errorf("create mirror %s: %w", name, err)
 		}
 	}
-	if src.ClusterID != "" && m.peer != "" && src.ClusterID != m.peer {
-		return nil, fmt.Errorf("mirror %s mirrors cluster %s, Source.ClusterID is %s: %w", name, m.peer, src.ClusterID, ErrWrongCluster)
-	}
+	m := c.newMirror(name)
 	m.src, m.opts = src, o
 	m.client = wire.New(wire.Config{
-		Addr: src.Addr, Transport: src.Transport, ClientID: o.clientID, RequestTimeout: o.requestTimeout, Logger: c.log, Reserve: c.budget.reserve,
+		Addr: src.Addr, Transport: src.Transport, ClientID: o.clientID, RequestTimeout: o.requestTimeout, Logger: c.log,
+		Reserve: c.budget.reserve, Accept: m.accept,
 	})
-	c.mu.Lock()
-	c.mirrors[name] = m
-	c.mu.Unlock()
-	return m, nil
+	return m, c.publish(m)
 }
 
 func (c *Coordinator) newMirror(name string) *Mirror {
 	m := &Mirror{
 		c: c, name: name, opts: c.opts.mirror, soon: make(chan struct{}, 1), changed: newBroadcast(),
-		topics: make(map[string]*mirrorTopic), fetchers: make(map[int32]*fetcher),
+		topics: make(map[string]*mirrorTopic), fetchers: make(map[int32]*fetcher), asking: semaphore.NewWeighted(askAtOnce),
 	}
 	m.ctx, m.cancel = context.WithCancel(c.ctx)
 	return m
@@ -203,15 +208,15 @@ func (c *Coordinator) newMirror(name string) *Mirror {
 // load makes what the state says, so that the gate is right before anyone can ask.
 func (c *Coordinator) load(ctx context.Context) error {
 	for k := range c.store.All(typeMirror) {
-		if err := c.loadMirror(k.Mirror); err != nil {
+		if err := c.publish(c.newMirror(k.Mirror)); err != nil {
 			return fmt.Errorf("load mirror %s: %w", k.Mirror, err)
 		}
 	}
-	for _, m := range c.mirrors {
-		for _, t := range m.topics {
-			for _, r := range t.replicas {
-				if err := r.check(ctx); err != nil {
-					return fmt.Errorf("mirror %s: %w", m.name, err)
+	for _, m := range c.list() {
+		for _, t := range m.mustAll() {
+			for _, r := range t.partitions() {
+				if err := r.check(ctx); err != nil { // that of one partition keeps no other from being taken over
+					c.log.Error("partition at open", "mirror", m.name, "partition", r.String(), "err", err)
 				}
 			}
 		}
@@ -219,15 +224,26 @@ func (c *Coordinator) load(ctx context.Context) error {
 	return nil
 }
 
-func (c *Coordinator) loadMirror(name string) error {
-	v, _, err := get[mirrorRecord](c.store, statelog.Key{Type: typeMirror, Mirror: name})
+// list are the mirrors by name.
+func (c *Coordinator) list() []*Mirror {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	list := make([]*Mirror, 0, len(c.mirrors))
+	for _, name := range sortedKeys(c.mirrors) {
+		list = append(list, c.mirrors[name])
+	}
+	return list
+}
+
+// publish fills a mirror with what the state says of it, and lets others see it.
+func (c *Coordinator) publish(m *Mirror) error {
+	v, _, err := get[mirrorRecord](c.store, statelog.Key{Type: typeMirror, Mirror: m.name})
 	if err != nil {
 		return err
 	}
-	m := c.newMirror(name)
 	m.peer = v.Peer
 	for k := range c.store.All(typeTopic) {
-		if k.Mirror != name {
+		if k.Mirror != m.name {
 			continue
 		}
 		v, _, err := get[topicRecord](c.store, k)
@@ -239,12 +255,13 @@ func (c *Coordinator) loadMirror(name string) error {
 			if err := r.load(c.store); err != nil {
 				return err
 			}
+			r.part = c.opened(t.name, r.num)
 		}
 		t.upstreams = v.Upstreams
 		m.topics[t.name] = t
 	}
 	c.mu.Lock()
-	c.mirrors[name] = m
+	c.mirrors[m.name] = m
 	c.mu.Unlock()
 	for topic := range m.topics { // of several mirrors that have had it, the one that mirrors it now decides
 		c.gateOf(c.ownerOf(topic))
@@ -265,7 +282,7 @@ func (t *mirrorTopic) key() statelog.Key {
 }
 
 func (t *mirrorTopic) record(wished wish, partitions int32) statelog.Record {
-	return record(t.key(), topicRecord{t.name, wished, partitions, t.upstreams})
+	return record(t.key(), topicRecord{t.name, wished, partitions, t.chain()})
 }
 
 // wish is what is wished for the topic, and whether anything can be done about it now.
@@ -316,13 +333,18 @@ func (m *Mirror) Close() error {
 		return m.c.Close()
 	}
 	m.disconnect()
+	ctx := context.WithoutCancel(m.ctx)
+	if err := m.c.attaching.acquire(ctx); err != nil {
+		return err
+	}
+	defer m.c.attaching.release()
 	m.c.mu.Lock()
 	current := !m.c.closed && m.c.mirrors[m.name] == m
 	m.c.mu.Unlock()
 	if !current {
 		return nil
 	}
-	return m.c.loadMirror(m.name) // detached again: listed, read-only, can be attached or removed
+	return m.c.publish(m.c.newMirror(m.name)) // detached again: listed, read-only, can be attached or removed
 }
 
 func (m *Mirror) disconnect() {
@@ -346,6 +368,17 @@ func (m *Mirror) background(f func(context.Context)) {
 	}
 }
 
+// enter lets a command in, unless the mirror is closed; Close waits for those that are in, and ends what they wait for.
+func (m *Mirror) enter() (leave func(), err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
+		return nil, fmt.Errorf("mirror %s: %w", m.name, ErrClosed)
+	}
+	m.tasks.Add(1)
+	return m.tasks.Done, nil
+}
+
 // AddTopics mirrors topics of the source, with all their partitions, from now on. Each is created here with the source's id, and is
 // read-only here at once. It returns when what is wished is durable, not when the topics are mirrored: see WaitCaughtUp.
 //
@@ -365,6 +398,11 @@ func (m *Mirror) AddTopics(ctx context.Context, topics ...string) error {
 	found, sourceErr := m.look(ctx, fresh)
 	return m.each(ctx, topics, func(ctx context.Context, name string) error {
 		if t := m.topic(name); t != nil {
+			release, err := m.c.claim(ctx, name)
+			if err != nil {
+				return err
+			}
+			defer release()
 			return m.again(ctx, t)
 		}
 		if sourceErr != nil {
@@ -383,7 +421,7 @@ func (m *Mirror) again(ctx context.Context, t *mirrorTopic) error {
 	if m.client == nil {
 		return hint(ErrStopped, "Resume mirrors it again, once the source is attached")
 	}
-	err := m.resume(ctx, t, adding)
+	err := m.resumeClaimed(ctx, t, adding)
 	if err != nil && isSourceTrouble(err) {
 		return hint(fmt.Errorf("%w, and the source can't be asked whether it has gone on since: %w", ErrStopped, err), "add it again when it answers, or Resume it")
 	}
@@ -427,9 +465,6 @@ func (m *Mirror) Promote(ctx context.Context, topics ...string) error {
 // paused topic changes nothing.
 func (m *Mirror) Pause(ctx context.Context, topics ...string) error {
 	return m.each(ctx, topics, func(ctx context.Context, name string) error {
-		if t := m.topic(name); t != nil && t.wishedNow() == Stopped {
-			return hint(ErrStopped, "only a topic that is mirrored can be paused")
-		}
 		_, err := m.want(ctx, name, Paused)
 		return err
 	})
@@ -518,8 +553,13 @@ func (m *Mirror) want(ctx context.Context, name string, w wish) (*mirrorTopic, e
 		return nil, err
 	}
 	defer t.command.release()
-	if t.wishedNow() != w {
-		if err := m.c.put(ctx, t.record(w, int32(len(t.partitions())))); err != nil {
+	switch now := t.wishedNow(); {
+	case now == Stopped && w == Paused:
+		return nil, hint(ErrStopped, "only a topic that is mirrored can be paused")
+	case now == Stopped && w == Mirroring:
+		return nil, hint(ErrStopped, "it was stopped meanwhile: Resume it again")
+	case now != w:
+		if err := m.c.put(context.WithoutCancel(ctx), t.record(w, int32(len(t.partitions())))); err != nil {
 			return nil, err
 		}
 		m.mu.Lock()
@@ -545,8 +585,11 @@ func (t *mirrorTopic) await(ctx context.Context, s State) error {
 			r.mu.Lock()
 			now, busy := r.stored, r.busy
 			r.mu.Unlock()
-			if now.state == s {
+			if now.state == s && !busy {
 				break
+			}
+			if w := t.wishedNow(); w != s {
+				return fmt.Errorf("another command has asked for %s meanwhile", w)
 			}
 			if now.state == Failed && !busy {
 				return hint(fmt.Errorf("partition %d: %w in %s: %s", r.num, ErrFailed, now.before, now.text), "call it again once the cause is mended")
@@ -605,6 +648,14 @@ func (m *Mirror) all(names ...string) ([]*mirrorTopic, error) {
 
 // each runs a command for each topic, at the same time, and joins what goes wrong.
 func (m *Mirror) each(ctx context.Context, topics []string, f func(context.Context, string) error) error {
+	leave, err := m.enter()
+	if err != nil {
+		return err
+	}
+	defer leave()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(m.ctx, cancel)()
 	errs := make([]error, len(topics))
 	var g errgroup.Group
 	g.SetLimit(256)
@@ -620,7 +671,7 @@ func (m *Mirror) each(ctx context.Context, topics []string, f func(context.Conte
 			switch {
 			case err == nil:
 			case errors.As(err, &h):
-				errs[i] = &TopicError{Mirror: m.name, Topic: name, Err: h.err, Next: h.next}
+				errs[i] = &TopicError{Mirror: m.name, Topic: name, Err: err, Next: h.next}
 			default:
 				errs[i] = &TopicError{Mirror: m.name, Topic: name, Err: err}
 			}
@@ -631,13 +682,13 @@ func (m *Mirror) each(ctx context.Context, topics []string, f func(context.Conte
 	return errors.Join(errs...)
 }
 
-// hinted carries what to do next up to the TopicError.
+// hinted carries what to do next up to the TopicError, which says it.
 type hinted struct {
 	err  error
 	next string
 }
 
-func (h *hinted) Error() string { return h.err.Error() + "; " + h.next }
+func (h *hinted) Error() string { return h.err.Error() }
 func (h *hinted) Unwrap() error { return h.err }
 
 func hint(err error, next string) error { return &hinted{err, next} }
@@ -684,5 +735,8 @@ func (b *broadcast) broadcast() {
 	close(b.ch)
 	b.ch = make(chan struct{})
 }
+
+// askAtOnce bounds the questions about single partitions that a mirror asks its source at the same time.
+const askAtOnce = 16
 
 func internalTopic(name string) bool { return strings.HasPrefix(name, "__") }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"sync"
 
 	"github.com/clustermirror/mirror/internal/batch"
@@ -40,6 +41,7 @@ type Partition struct {
 	writers int   // local writers between BeginWrite and done
 	idle    chan struct{}
 	slots   map[int64]struct{} // pieces of checkpoints that are durable
+	pieces  []summary.Piece    // a checkpoint that was found and not looked at yet
 }
 
 // AbortedTxn is one aborted transaction of a partition: what a read-committed reader needs to leave its records out.
@@ -58,6 +60,9 @@ func newPartition(c *Coordinator, t Topic, num int32, log Log, epoch int32) *Par
 
 // Topic is the topic's name.
 func (p *Partition) Topic() string { return p.topic }
+
+// TopicID is the topic's id.
+func (p *Partition) TopicID() TopicID { return p.id }
 
 // ID is the partition's number.
 func (p *Partition) ID() int32 { return p.num }
@@ -139,6 +144,9 @@ func (p *Partition) Append(ctx context.Context, batches []byte) (base int64, err
 		epoch, next := p.LeaderEpoch(), base
 		for b := batches; len(b) > 0; {
 			h, raw, err := batch.Next(b)
+			if err == nil && h.Control() && h.Records > 0 { // it must be understood before it is in the log
+				_, err = batch.ParseControl(raw)
+			}
 			if err != nil {
 				return fmt.Errorf("append to %s: %w", p, err)
 			}
@@ -255,6 +263,9 @@ func (p *Partition) firstRaise(ctx context.Context) error {
 		if raised {
 			return nil
 		}
+		if epoch == math.MaxInt32 {
+			return fmt.Errorf("write to %s: %w", p, errNoEpochLeft)
+		}
 		return p.setEpoch(ctx, epoch+1)
 	})
 }
@@ -341,7 +352,9 @@ func (p *Partition) catchUp(ctx context.Context) error {
 	p.mu.Unlock()
 	return p.rework(func() error {
 		if p.sum == nil {
-			p.restore(ctx)
+			if err := p.restore(ctx); err != nil {
+				return err
+			}
 		}
 		if p.sum.End() > end { // the host cut its log itself
 			return p.sum.Cut(ctx, p.log, end)
@@ -366,22 +379,28 @@ func (p *Partition) rework(f func() error) error {
 }
 
 // restore makes a summary from the newest durable checkpoint, or an empty one at the log's start.
-func (p *Partition) restore(ctx context.Context) {
-	pieces := p.c.checkpoint(p.id, p.num)
-	p.slots = make(map[int64]struct{}, len(pieces))
-	for _, piece := range pieces {
+func (p *Partition) restore(ctx context.Context) error {
+	if p.pieces == nil {
+		p.pieces = p.c.checkpoint(p.id, p.num)
+	}
+	p.slots = make(map[int64]struct{}, len(p.pieces))
+	for _, piece := range p.pieces {
 		p.slots[piece.ID] = struct{}{}
 	}
-	if len(pieces) > 0 {
-		if s, err := summary.Restore(ctx, p.log, pieces); err == nil {
-			p.sum = s
-			return
-		} else if !errors.Is(err, context.Canceled) {
-			p.c.log.Warn("checkpoint does not fit the log, reading all headers", "partition", p.String(), "err", err)
+	if len(p.pieces) > 0 {
+		s, err := summary.Restore(ctx, p.log, p.pieces)
+		switch {
+		case err == nil:
+			p.sum, p.pieces = s, nil
+			return nil
+		case !errors.Is(err, summary.ErrStale):
+			return err
 		}
+		p.c.log.Warn("checkpoint does not fit the log, reading all headers", "partition", p.String(), "err", err)
 	}
 	start, _ := p.log.Bounds()
-	p.sum = summary.New(start)
+	p.sum, p.pieces = summary.New(start), nil
+	return nil
 }
 
 // store appends whole batches verbatim and adds them to the summary. The caller holds writing, the summary reaches the end.

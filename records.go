@@ -98,6 +98,8 @@ func (r *reader) run(ctx context.Context, yield func(kafka.Message) bool) error 
 		return err
 	}
 	r.passed(epoch, r.from)
+	moved := make(chan struct{}, 1)
+	defer r.p.Notify(moved)()
 	for {
 		limit, err := r.limit(ctx, end)
 		for more := true; err == nil && more && r.pos < limit; {
@@ -106,8 +108,15 @@ func (r *reader) run(ctx context.Context, yield func(kafka.Message) bool) error 
 		if err != nil || !r.follow {
 			return err
 		}
-		if err := r.p.Wait(ctx, end); err != nil {
-			return fmt.Errorf("records of %s: wait at offset %d: %w", r.p, r.pos, err)
+		select {
+		case <-moved:
+		case <-ctx.Done():
+			return fmt.Errorf("records of %s: wait at offset %d: %w", r.p, r.pos, ctx.Err())
+		case <-r.p.c.ctx.Done():
+			return fmt.Errorf("records of %s: wait at offset %d: %w", r.p, r.pos, ErrClosed)
+		}
+		if err := r.checkCut(ctx); err != nil {
+			return err
 		}
 		if _, end = r.p.Bounds(); end < r.pos {
 			return r.cut(ctx)
@@ -309,7 +318,7 @@ func isAborted(h *batch.Header, aborted []AbortedTxn) bool {
 		return false
 	}
 	for _, a := range aborted {
-		if a.ProducerID == h.ProducerID && a.FirstOffset <= h.Base && h.Base <= a.LastOffset {
+		if a.ProducerID == h.ProducerID && a.FirstOffset < h.Next() && h.Base <= a.LastOffset {
 			return true
 		}
 	}

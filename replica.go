@@ -31,6 +31,7 @@ type replica struct {
 	busy, again bool   // drive is running; and must look again before it ends
 	doom        error  // a failure that drive has not seen yet
 	diverged    string // why the fetcher thinks that the logs have parted; "" if it doesn't
+	partings    int    // in a row, with no cut and no record since
 	mayCut      bool   // Recover has allowed what FailOnDivergence asks about
 	gen         uint64 // what was fetched under an older one is dropped
 	fetcher     *fetcher
@@ -68,6 +69,7 @@ type round struct {
 	Peer      string `json:"peer"`                 // the source's cluster id
 	Aligned   bool   `json:"aligned,omitempty"`    // the log is a prefix of the source's
 	Cut       bool   `json:"cut,omitempty"`        // something was cut or reset in this round, or is about to be
+	Confirmed bool   `json:"confirmed,omitempty"`  // the peer was asked again after PREPARING was persisted
 	Existed   bool   `json:"existed,omitempty"`    // the partition was here before the round
 	Open      bool   `json:"open,omitempty"`       // the gate was open before the round
 	Raised    bool   `json:"raised,omitempty"`     // the leader epoch was raised for this round's takeover
@@ -172,6 +174,7 @@ func (r *replica) kick() {
 			if !r.again || r.m.ctx.Err() != nil {
 				r.busy = false
 				r.mu.Unlock()
+				r.m.changed.broadcast() // for those who wait until it has come to rest
 				return
 			}
 			r.mu.Unlock()
@@ -184,17 +187,17 @@ func (r *replica) kick() {
 func (r *replica) drive(ctx context.Context) error {
 	for ctx.Err() == nil {
 		r.mu.Lock()
-		s, aligned, diverged, doom := r.stored, r.round.Aligned, r.diverged, r.doom
+		s, diverged, doom := r.stored, r.diverged, r.doom
 		r.doom = nil
 		r.mu.Unlock()
-		if doom != nil {
+		wished, running := r.t.wish()
+		if doom != nil && wished != Stopped { // what is to be stopped is stopped, whatever ails it
 			return doom
 		}
-		wished, running := r.t.wish()
 		if !running {
 			return nil // not started, or detached, and nothing that could be done without the source
 		}
-		if e := pursue(s.state, wished, aligned); e != "" {
+		if e := pursue(s.state, wished); e != "" {
 			if err := r.begin(ctx, e); err != nil {
 				return err
 			}
@@ -204,11 +207,16 @@ func (r *replica) drive(ctx context.Context) error {
 		switch s.state {
 		case Preparing:
 			if err = r.prepare(ctx); err == nil {
-				err = r.to(ctx, evAligned, nil, nil)
+				if err = r.to(ctx, evAligned, nil, nil); err == nil {
+					r.recovered()
+				}
 			}
 		case Mirroring:
 			if diverged == "" {
-				return r.attach(ctx)
+				if err = r.attach(ctx); !errors.Is(err, ErrUnknownPartition) {
+					return err
+				}
+				diverged = "the host has lost the partition"
 			}
 			r.m.c.log.Info("logs have parted", "mirror", r.m.name, "partition", r.String(), "reason", diverged)
 			err = r.begin(ctx, evDiverge)
@@ -262,8 +270,8 @@ func (r *replica) to(ctx context.Context, e event, cause error, change func(*rou
 		var f *failure
 		s.text, s.tries = cause.Error(), old.tries+1
 		s.decide = errors.As(cause, &f) && f.decide
-		if old.state != Failed && old.tries == 0 {
-			s.before = old.state // a second failure while retrying doesn't overwrite it
+		if old.state != Failed {
+			s.before = old.state
 		}
 	case Paused, Stopped:
 		s.text, s.decide, s.tries, s.before = "", false, 0, Unknown
@@ -293,6 +301,9 @@ func (r *replica) to(ctx context.Context, e event, cause error, change func(*rou
 		r.diverged = ""
 	}
 	r.mu.Unlock()
+	if state == Stopped && rd.TakenOver && r.t.over() {
+		r.m.c.gate.openRest(r.t.name)
+	}
 	if old.state != state {
 		r.m.c.log.Debug("state", "mirror", r.m.name, "partition", r.String(), "from", old.state.String(), "to", state.String(), "cause", cause)
 		r.m.c.events.send(Event{
@@ -308,7 +319,7 @@ func (r *replica) to(ctx context.Context, e event, cause error, change func(*rou
 func (r *replica) suffer(ctx context.Context, err error) {
 	var f *failure
 	switch {
-	case errors.Is(err, ErrFenced), errors.Is(err, ErrClosed):
+	case errors.Is(err, ErrFenced):
 		return
 	case isSourceTrouble(err):
 		r.m.troubled(r, err)
@@ -316,7 +327,22 @@ func (r *replica) suffer(ctx context.Context, err error) {
 	case errors.As(err, &f):
 		r.fail(ctx, f)
 	default: // the host's
+		if errors.Is(err, ErrClosed) { // it has deleted the topic, perhaps to make it anew: the log is opened again
+			r.forget(ctx)
+		}
 		r.fail(ctx, broken(err))
+	}
+}
+
+// forget gives up the log, so that it is opened anew when it is next needed.
+func (r *replica) forget(ctx context.Context) {
+	r.detach(ctx)
+	r.mu.Lock()
+	p := r.part
+	r.part = nil
+	r.mu.Unlock()
+	if p != nil {
+		r.m.c.evict(p)
 	}
 }
 
@@ -330,7 +356,7 @@ func (r *replica) fail(ctx context.Context, cause error) {
 		// The state can't be written (a full disk, say): it holds in memory, and the write is tried again with the next failure.
 		r.m.c.log.Error("failure not persisted", "mirror", r.m.name, "partition", r.String(), "cause", cause, "err", err)
 		r.mu.Lock()
-		if was.state != Failed && was.tries == 0 {
+		if was.state != Failed {
 			r.stored.before = was.state
 		}
 		r.stored.state, r.stored.text, r.stored.tries = Failed, cause.Error(), was.tries+1
@@ -398,6 +424,9 @@ func (r *replica) recovered() {
 // attach hands it to the fetch loop of the broker that leads it.
 func (r *replica) attach(ctx context.Context) error {
 	p, err := r.partition(ctx)
+	if err == nil {
+		err = r.finishCut(ctx, p) // an earlier run may have cut, and not got to the report
+	}
 	if err != nil {
 		return err
 	}
@@ -420,7 +449,7 @@ func (r *replica) attach(ctx context.Context) error {
 		return nil
 	}
 	r.gen++
-	r.fetcher = f
+	r.fetcher, r.moved = f, time.Now()
 	gen := r.gen
 	r.mu.Unlock()
 	if old != nil {

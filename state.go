@@ -82,7 +82,6 @@ const (
 	evAligned event = "aligned" // the log is a prefix of the source's
 	evDiverge event = "diverge" // the source's answer says it is not
 	evPause   event = "pause"   // paused is wished
-	evResume  event = "resume"  // mirroring is wished again
 	evStop    event = "stop"    // stopped is wished
 	evSettle  event = "settle"  // what Pausing or Stopping does is done
 	evFail    event = "fail"
@@ -95,7 +94,7 @@ var transitions = map[State]map[event]State{
 	Preparing: {evAligned: Mirroring, evPrepare: Preparing, evDiverge: Preparing, evPause: Pausing, evStop: Stopping, evFail: Failed},
 	Mirroring: {evDiverge: Preparing, evPause: Pausing, evStop: Stopping, evFail: Failed},
 	Pausing:   {evSettle: Paused, evPrepare: Preparing, evStop: Stopping, evFail: Failed},
-	Paused:    {evResume: Mirroring, evPrepare: Preparing, evStop: Stopping, evFail: Failed},
+	Paused:    {evPrepare: Preparing, evStop: Stopping, evFail: Failed},
 	Stopping:  {evSettle: Stopped, evFail: Failed},
 	Stopped:   {evPrepare: Preparing, evFail: Failed},
 	Failed:    {evPause: Pausing, evStop: Stopping, evFail: Failed},
@@ -117,8 +116,8 @@ func next(s, before State, e event) (State, bool) {
 type wish = State
 
 // pursue says which event brings a partition nearer to what is wished for its topic; "" if there is nothing to begin (what
-// Preparing, Pausing and Stopping do is their own matter). aligned says whether this round has completed alignment.
-func pursue(s State, wished wish, aligned bool) event {
+// Preparing, Pausing and Stopping do is their own matter). A paused partition is aligned again: its source has gone on without it.
+func pursue(s State, wished wish) event {
 	switch wished {
 	case Stopped:
 		if s != Stopped && s != Stopping {
@@ -131,11 +130,7 @@ func pursue(s State, wished wish, aligned bool) event {
 		}
 	case Mirroring:
 		switch {
-		case s == Unknown, s == Pausing: // STOPPED is left by beginRound only: it decides what the next round begins with
-			return evPrepare
-		case s == Paused && aligned:
-			return evResume
-		case s == Paused:
+		case s == Unknown, s == Pausing, s == Paused: // STOPPED is left by beginRound only: it decides what the next round begins with
 			return evPrepare
 		}
 	}

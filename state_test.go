@@ -10,7 +10,7 @@ import (
 
 var (
 	allStates = []State{Unknown, Preparing, Mirroring, Pausing, Paused, Stopping, Stopped, Failed}
-	allEvents = []event{evPrepare, evAligned, evDiverge, evPause, evResume, evStop, evSettle, evFail, evRetry}
+	allEvents = []event{evPrepare, evAligned, evDiverge, evPause, evStop, evSettle, evFail, evRetry}
 )
 
 // Every pair of state and event, as text: a change of behaviour shows as a change of this table.
@@ -35,7 +35,6 @@ PAUSING stop -> STOPPING
 PAUSING settle -> PAUSED
 PAUSING fail -> FAILED
 PAUSED prepare -> PREPARING
-PAUSED resume -> MIRRORING
 PAUSED stop -> STOPPING
 PAUSED fail -> FAILED
 STOPPING settle -> STOPPED
@@ -73,10 +72,10 @@ func TestRetryGoesToTheStateBeforeTheFailure(t *testing.T) {
 func TestEveryWishIsReached(t *testing.T) {
 	for _, wished := range []State{Mirroring, Paused, Stopped} {
 		for _, from := range allStates {
-			for _, aligned := range []bool{false, true} {
+			{
 				s, path := from, []State{from}
 				for range 10 {
-					e := pursue(s, wished, aligned)
+					e := pursue(s, wished)
 					if e == "" {
 						switch s {
 						case Preparing:

@@ -112,18 +112,25 @@ func (m *Mirror) refresh(ctx context.Context) error {
 	return m.refreshChains(ctx, md, active)
 }
 
-// sameCluster refuses a source that is not the one this mirror began with, or is this host itself.
-func (m *Mirror) sameCluster(ctx context.Context, id string) error {
-	m.mu.Lock()
-	peer := m.peer
-	m.mu.Unlock()
-	want := cmp.Or(m.src.ClusterID, peer)
+// accept refuses a source that is not the one this mirror began with, or is this host itself. It is asked before a broker that such a
+// source names is connected to.
+func (m *Mirror) accept(id string) error {
+	want := cmp.Or(m.src.ClusterID, m.peerID())
 	switch {
 	case id != "" && id == m.c.host.ClusterID():
 		return fmt.Errorf("mirror %s: %w: it is this host itself (%s)", m.name, ErrWrongCluster, id)
 	case want != "" && id != want:
 		return fmt.Errorf("mirror %s: %w: %s instead of %s; correct the address, or mirror the other cluster under another mirror name", m.name, ErrWrongCluster, id, want)
-	case peer == id:
+	}
+	return nil
+}
+
+// sameCluster remembers the cluster that has answered first.
+func (m *Mirror) sameCluster(ctx context.Context, id string) error {
+	m.mu.Lock()
+	peer := m.peer
+	m.mu.Unlock()
+	if peer == id {
 		return nil
 	}
 	if err := m.c.put(ctx, record(statelog.Key{Type: typeMirror, Mirror: m.name}, mirrorRecord{Peer: id})); err != nil {
@@ -227,7 +234,7 @@ func (m *Mirror) grow(ctx context.Context, t *mirrorTopic, n int32) error {
 	recs := []statelog.Record{t.record(t.wishedNow(), n)}
 	for i := old; i < n; i++ {
 		r := newReplica(t, i)
-		r.round = round{Number: 1, Peer: m.peerID(), Late: true, Epoch: -1, Offset: -1}
+		r.round = round{Number: 1, Peer: m.peerID(), Late: true, Confirmed: true, Epoch: -1, Offset: -1}
 		fresh = append(fresh, r)
 		recs = append(recs, r.roundRecord(r.round))
 	}
@@ -257,6 +264,9 @@ func (m *Mirror) look(ctx context.Context, names []string) (map[string]wire.Topi
 		return nil, ErrDetached
 	}
 	md, err := m.client.Metadata(ctx, names)
+	if errors.Is(err, ErrWrongCluster) {
+		return nil, err
+	}
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrSourceUnreachable, err)
 	}
@@ -375,17 +385,25 @@ func (c *Coordinator) claim(ctx context.Context, name string) (release func(), e
 	return l.release, nil
 }
 
-// ownerOf is the topic in the mirror that has it: one that mirrors it goes before one that has stopped. Nil if none has.
+// ownerOf is the topic in the mirror that has it: one that mirrors it goes before one that has stopped, and of those the later one. Nil
+// if none has.
 func (c *Coordinator) ownerOf(topic string) (owner *mirrorTopic) {
-	c.mu.Lock()
-	mirrors := slices.Collect(maps.Values(c.mirrors))
-	c.mu.Unlock()
-	for _, m := range mirrors {
-		if t := m.topic(topic); t != nil && (owner == nil || !t.over()) {
+	for _, m := range c.list() {
+		if t := m.topic(topic); t != nil && (owner == nil || !t.over() || owner.over() && t.rounds() > owner.rounds()) {
 			owner = t
 		}
 	}
 	return owner
+}
+
+// rounds tells which of two mirrors that have stopped a topic did so later: epochs of takeovers only grow.
+func (t *mirrorTopic) rounds() (greatest int32) {
+	for _, r := range t.partitions() {
+		r.mu.Lock()
+		greatest = max(greatest, r.round.Epoch)
+		r.mu.Unlock()
+	}
+	return greatest
 }
 
 // over says that the mirror has stopped the topic, in all partitions.
@@ -422,29 +440,18 @@ func (m *Mirror) WaitCaughtUp(ctx context.Context, topics ...string) error {
 	if err != nil {
 		return err
 	}
-	var g errgroup.Group
-	g.SetLimit(64)
-	var errs = make(chan error, 1)
+	g, ctx := errgroup.WithContext(ctx)
 	for _, t := range list {
 		for _, r := range t.partitions() {
 			g.Go(func() error {
 				if err := r.waitCaughtUp(ctx); err != nil {
-					select {
-					case errs <- &TopicError{Mirror: m.name, Topic: t.name, Err: fmt.Errorf("partition %d: %w", r.num, err)}:
-					default:
-					}
+					return &TopicError{Mirror: m.name, Topic: t.name, Err: fmt.Errorf("partition %d: %w", r.num, err)}
 				}
 				return nil
 			})
 		}
 	}
-	_ = g.Wait() // the first error is in errs
-	select {
-	case err := <-errs:
-		return err
-	default:
-		return nil
-	}
+	return g.Wait()
 }
 
 func (r *replica) waitCaughtUp(ctx context.Context) error {
@@ -456,11 +463,13 @@ func (r *replica) waitCaughtUp(ctx context.Context) error {
 		}
 		var wait <-chan time.Time
 		var moved chan struct{}
+		stop := func() {}
 		r.mu.Lock()
 		p, leader, epoch := r.part, r.leader, r.leaderEpoch
 		r.mu.Unlock()
 		switch {
-		case p == nil || leader < 0: // not prepared yet: a change of state, or a look again, will tell
+		case p == nil || leader < 0 || !r.settled(): // not prepared yet, or about to be cut: a change of state, or a look again, will tell
+			target = -1
 			wait = time.After(pause)
 		case target < 0:
 			_, end, err := r.sourceBounds(ctx, leader, epoch)
@@ -475,22 +484,31 @@ func (r *replica) waitCaughtUp(ctx context.Context) error {
 			continue
 		default:
 			moved = make(chan struct{}, 1)
-			stop := p.Notify(moved)
+			stop = p.Notify(moved)
 			if _, end := p.Bounds(); end >= target && r.settled() {
 				stop()
+				if end > target { // new records, or a tail that the source has lost just now?
+					_, sourceEnd, err := r.sourceBounds(ctx, leader, epoch)
+					if err != nil || sourceEnd < end {
+						target, wait = -1, time.After(pause)
+						break
+					}
+				}
 				return nil
 			}
-			defer stop()
 		}
 		select {
 		case <-changed:
 		case <-moved:
 		case <-wait:
 		case <-ctx.Done():
-			return fmt.Errorf("wait to catch up: %w", ctx.Err())
+			stop()
+			return fmt.Errorf("wait to catch up: %w", context.Cause(ctx))
 		case <-r.m.ctx.Done():
+			stop()
 			return ErrClosed
 		}
+		stop()
 	}
 }
 

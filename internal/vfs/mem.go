@@ -534,8 +534,8 @@ func (f *memFile) Truncate(size int64) error {
 	})
 }
 
-// Sync makes durable what was written since the last one. One that the hook fails loses just that: a later Sync takes for written
-// what readers still see, as Linux does.
+// Sync makes durable what was written since the last one. One that the hook fails loses just that: a later Sync takes
+// for written what readers still see, as Linux does.
 func (f *memFile) Sync() error {
 	lost := true
 	err := f.do(Call{Op: "sync"}, func() error {

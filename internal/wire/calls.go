@@ -78,6 +78,11 @@ func (c *Client) metadata(ctx context.Context, req *kmsg.MetadataRequest) (*Meta
 	if err != nil {
 		return nil, err
 	}
+	if c.cfg.Accept != nil {
+		if err := c.cfg.Accept(m.ClusterID); err != nil {
+			return nil, err
+		}
+	}
 	c.learn(m.Brokers)
 	return m, nil
 }

@@ -155,6 +155,9 @@ func (s *Session) Set(p FetchPartition) {
 		q = new(part)
 		s.parts[k] = q
 	}
+	if q.gone && q.known {
+		s.full = true // renewed: what the broker told meanwhile was dropped, and it would not tell it again
+	}
 	q.want, q.gone = p, false
 	s.queue(q)
 }

@@ -49,6 +49,9 @@ type Config struct {
 	RequestTimeout time.Duration
 	// Logger gets debug lines about connections. Nil means none.
 	Logger *slog.Logger
+	// Accept, if set, is asked with each cluster id that Metadata brings: on an error, which Metadata then returns, none of the
+	// brokers that it names is ever connected to.
+	Accept func(clusterID string) error
 	// Reserve, if set, is asked for the bytes of each fetch answer before they are read, and may wait (the broker then waits
 	// too). n never exceeds the MaxBytes of the request by more than its overhead: what a broker sends beyond (one batch
 	// larger than the limit, KIP-74) is not counted. release is called once, when the last holder has released the Response.
