@@ -14,8 +14,8 @@ import (
 	"github.com/clustermirror/mirror/internal/vfs"
 )
 
-// BenchmarkAppend writes the same bytes once through a log and once to a plain file, in turns, and prints how much longer the log
-// takes: what it costs to walk headers, keep indexes and change segments.
+// BenchmarkAppend writes the same bytes once through a log and once to a plain file, in turns, and prints how much
+// longer the log takes: what it costs to walk headers, keep indexes and change segments.
 func BenchmarkAppend(b *testing.B) {
 	for _, size := range []int{1 << 10, 16 << 10, 1 << 20} {
 		b.Run(fmt.Sprintf("batches of %d KiB", size>>10), func(b *testing.B) {

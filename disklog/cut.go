@@ -7,13 +7,12 @@ import (
 	"io/fs"
 	"slices"
 	"syscall"
-	"time"
 
 	"github.com/clustermirror/mirror/internal/vfs"
 )
 
-// bounds is the small file in a partition's folder that says what its segments can't: where the log starts, and which cut is
-// under way. A log that was never cut has none.
+// bounds is the small file in a partition's folder that says what its segments can't: where the log starts, and which
+// cut is under way. A log that was never cut has none.
 //
 // A cut is decided when bounds that name it are durable. Whatever happens then, the log is cut: what is left to do is done
 // by the call itself, or else before the next change, or when the log is opened again.
@@ -44,7 +43,8 @@ func (l *log) settle(ctx context.Context) error {
 	return l.settleNow()
 }
 
-// settleNow does what is owed. Each step may be done again, so an error leaves the rest owed. Writer and flushing are held.
+// settleNow does what is owed. Each step may be done again, so an error leaves the rest owed. Writer and flushing are
+// held.
 func (l *log) settleNow() error {
 	l.behind.Store(true)
 	if l.owed.trim {
@@ -115,8 +115,8 @@ func (l *log) storeBounds(b bounds) error {
 	return l.host.syncRoot(l.view.Load().folder)
 }
 
-// decide stores bounds; if it can't, whether they are on disk is unknown, so the old ones are to be written before anything
-// else happens.
+// decide stores bounds; if it can't, whether they are on disk is unknown, so the old ones are to be written before
+// anything else happens.
 func (l *log) decide(b bounds) error {
 	if err := l.storeBounds(b); err != nil {
 		l.owed.bounds = true
@@ -202,12 +202,12 @@ func (l *log) cut(ctx context.Context, start, limit int64) error {
 	return l.settleNow()
 }
 
-// withoutTail is the view after a cut, and the segments that it no longer shows. A segment that was sealed and is appended to
-// again is another segment of the same name. Writer and flushing are held.
+// withoutTail is the view after a cut, and the segments that it no longer shows. A segment that was sealed and is
+// appended to again is another segment of the same name. Writer and flushing are held.
 func (l *log) withoutTail(old *view, b bounds) (*view, []*segment, error) {
 	v := *old
 	v.start, v.cuts, v.end = b.Start, b.Cuts, b.Start
-	v.active, v.grow, v.index, v.times, v.synced, v.dirty, v.unsure = nil, growth{}, run{}, run{}, 0, false, false
+	v.hideActive()
 	var drop []*segment
 	for i := old.count() - 1; i >= 0; i-- {
 		seg, _ := old.segment(i)
@@ -226,7 +226,7 @@ func (l *log) withoutTail(old *view, b bounds) (*view, []*segment, error) {
 			seg, known = &segment{base: seg.base}, nil
 			v.synced, v.named = pos, true
 		} else {
-			v.synced = min(old.synced, pos)
+			v.synced, v.named, v.stale = min(old.synced, pos), old.named, old.stale
 		}
 		t, err := l.resume(seg, pos, known, false)
 		if err != nil {
@@ -255,7 +255,8 @@ func (l *log) cutAt(v *view, i int, limit int64) (int64, error) {
 	return pos, err
 }
 
-// dropPrefix has the log start at start, which lies within it, and removes the files that it no longer needs. Writer is held.
+// dropPrefix has the log start at start, which lies within it, and removes the files that it no longer needs. Writer is
+// held.
 func (l *log) dropPrefix(ctx context.Context, start int64) error {
 	if err := l.flushing.lock(ctx); err != nil {
 		return err
@@ -277,79 +278,19 @@ func (l *log) dropPrefix(ctx context.Context, start int64) error {
 		s, _ := v.segment(last)
 		drop = append(drop, s)
 		v.sealed = nil
-		v.active, v.grow, v.index, v.times, v.synced, v.dirty, v.unsure = nil, growth{}, run{}, run{}, 0, false, false
+		v.hideActive()
 	}
 	b := bounds{Start: start, Cuts: l.bounds.Cuts}
 	if err := l.decide(b); err != nil {
 		if !errors.Is(err, syscall.ENOSPC) || all || len(drop) == 0 {
 			return err
 		}
-		// The disk is full, and this may be what makes room: so the files go first. A crash now leaves the old start before a gap.
+		// The disk is full, and this may be what makes room: so the files go first. A crash now leaves the old start
+		// before a gap.
 		l.bounds = b
 	}
 	v.folder = l.view.Load().folder
 	l.view.Store(&v)
 	l.owed.drop = drop
 	return l.settleNow()
-}
-
-// TrimPolicy says what of a partition may be dropped. Zero values keep everything.
-type TrimPolicy struct {
-	MaxBytes int64         // drop the oldest segments while at least this many bytes remain; Kafka's retention.bytes
-	MaxAge   time.Duration // drop the oldest segments whose youngest record is older than this; Kafka's retention.ms
-}
-
-// trim drops whole segments from the front of the log.
-func (l *log) trim(ctx context.Context, p TrimPolicy) error {
-	return l.change(ctx, func() error {
-		v := l.view.Load()
-		total := int64(0)
-		for i := range v.count() {
-			_, size := v.segment(i)
-			total += size
-		}
-		oldest := time.Now().Add(-p.MaxAge).UnixMilli()
-		start := v.start
-		for i := range v.count() {
-			_, size := v.segment(i)
-			drop := p.MaxBytes > 0 && total-size >= p.MaxBytes
-			if !drop && p.MaxAge > 0 {
-				youngest, err := l.youngest(ctx, v, i)
-				if err != nil {
-					return err
-				}
-				drop = youngest >= 0 && youngest < oldest
-			}
-			if !drop {
-				break
-			}
-			total -= size
-			start = v.end
-			if i+1 < v.count() {
-				next, _ := v.segment(i + 1)
-				start = next.base
-			}
-		}
-		return l.advance(ctx, start)
-	})
-}
-
-// youngest is the greatest timestamp in the i-th segment, -1 if its records have none. Writer is held.
-func (l *log) youngest(ctx context.Context, v *view, i int) (int64, error) {
-	ts, err := l.lastTime(v, i)
-	if err != nil || ts != unknownTime {
-		return ts, err
-	}
-	if err := l.flushing.lock(ctx); err != nil {
-		return 0, err
-	}
-	defer l.flushing.unlock()
-	if i == len(v.sealed) {
-		err := l.makeSure()
-		return l.view.Load().grow.max, err
-	}
-	if err := l.rebuild(v.sealed[i]); err != nil {
-		return 0, err
-	}
-	return l.lastTime(v, i)
 }

@@ -23,20 +23,26 @@ type FormatError struct {
 
 func (e *FormatError) Error() string {
 	if e.Format == 0 {
-		return fmt.Sprintf("disklog: folder %s is not empty and holds no file %q: it was not made by disklog; name an empty or a new folder", e.Dir, metaFile)
+		return fmt.Sprintf("disklog: folder %s is not empty and holds no file %q, so disklog did not make it: name an empty or a new folder",
+			e.Dir, metaFile)
 	}
-	return fmt.Sprintf("disklog: folder %s has format %d, this version knows format %d: open it with the version that wrote it, or a newer one", e.Dir, e.Format, format)
+	return fmt.Sprintf("disklog: folder %s has format %d, this version knows format %d: open it with the version that wrote it, or a newer one",
+		e.Dir, e.Format, format)
 }
 
 // CorruptError is returned for a file whose bytes are not what was written.
 type CorruptError struct {
 	File     string
-	Position int64 // in the file
+	Position int64 // in the file; -1: the file as a whole
 	Err      error // what is wrong there
 }
 
 func (e *CorruptError) Error() string {
-	return fmt.Sprintf("%s is damaged at byte %d: %v; restore the file, or drop the partition's data from there on", e.File, e.Position, e.Err)
+	if e.Position < 0 {
+		return fmt.Sprintf("file %s is damaged: %v; restore it from a copy", e.File, e.Err)
+	}
+	return fmt.Sprintf("file %s is damaged at byte %d: %v; cut or reset the partition to drop what follows, or restore the file from a copy",
+		e.File, e.Position, e.Err)
 }
 
 func (e *CorruptError) Unwrap() error { return e.Err }

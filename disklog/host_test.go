@@ -61,8 +61,8 @@ func TestTopicsSurviveARestart(t *testing.T) {
 	require.ErrorIs(t, err, mirror.ErrUnknownPartition)
 }
 
-// A topic that was deleted never comes back, nor does its data under a new topic of the same name, wherever the power is cut and
-// whichever disk call fails.
+// A topic that was deleted never comes back, nor does its data under a new topic of the same name, wherever the power
+// is cut and whichever disk call fails.
 func TestADeletedTopicNeverComesBack(t *testing.T) {
 	old, fresh := mk(0, 5, 3000, 1), mk(0, 1, 100, 2)
 	for i, done := 0, false; !done; i++ {
@@ -402,7 +402,7 @@ func (f countedFile) Close() error {
 
 // After a clean shutdown, opening logs touches no file of theirs, and a log that is not used is small.
 func TestIdleLogsCostLittle(t *testing.T) {
-	const partitions = 10_000
+	const partitions = 2000
 	fs := vfs.NewMem()
 	h := open(t, fs)
 	require.NoError(t, h.EnsureTopic(ctx, mirror.Topic{Name: "wide", Partitions: partitions}))
@@ -505,8 +505,8 @@ func TestReadOnlyHostFollowsAWriter(t *testing.T) {
 	require.ErrorIs(t, err, mirror.ErrClosed)
 }
 
-// What a reader in another process is given is always a run of whole, true batches that follow each other, whatever the writer does
-// meanwhile.
+// What a reader in another process is given is always a run of whole, true batches that follow each other, whatever the
+// writer does meanwhile.
 func TestReadOnlyHostBesideABusyWriter(t *testing.T) {
 	fs := vfs.NewMem()
 	_, l := openMem(t, fs, SegmentBytes(8192))

@@ -110,8 +110,8 @@ type entries struct {
 	width int64
 }
 
-// entries opens an index of a segment: as far as v knows it, if that is the view whose active segment it is; all that is in
-// the file, if v is nil. fs.ErrNotExist if the file is missing.
+// entries opens an index of a segment: as far as v knows it, if that is the view whose active segment it is; all that
+// is in the file, if v is nil. fs.ErrNotExist if the file is missing.
 func (l *log) entries(s *segment, kind int, v *view, use func(*entries) error) error {
 	e := entries{width: widths[kind]}
 	if v != nil {

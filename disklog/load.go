@@ -23,7 +23,8 @@ type cleanLog struct {
 	Unsure bool  `json:"unsure,omitempty"`
 }
 
-// load finds out what the partition's folder holds, shows it, and mends what a crash has left. It does so once. Writer is held.
+// load finds out what the partition's folder holds, shows it, and mends what a crash has left. It does so once. Writer
+// is held.
 func (l *log) load(ctx context.Context) error {
 	old := l.view.Load()
 	if old.loaded {
@@ -60,10 +61,12 @@ func (l *log) refresh() (*view, error) {
 // look makes a view of the folder as it is now, unless it changes too much meanwhile.
 func (l *log) look() (*view, error) {
 	var f topicFile
-	if err := load(l.host.fs, filepath.Join(l.host.dir, topicsDir), l.topic, &f); errors.Is(err, fs.ErrNotExist) || err == nil && f.ID != l.id {
+	err := load(l.host.fs, filepath.Join(l.host.dir, topicsDir), l.topic, &f)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && f.ID != l.id {
 		l.gone.Store(true) // the folder, if there is one, is that of another topic of this name
 		return nil, l.usable()
-	} else if err != nil {
+	}
+	if err != nil {
 		return nil, err
 	}
 	d, err := l.list()
@@ -239,7 +242,7 @@ func (l *log) assemble(d *folder, old *view) (*view, owed, error) {
 
 func (l *log) tampered() error {
 	l.doubt = true
-	return fmt.Errorf("folder %s was changed after a clean shutdown: close the host and open it again, which checks the partition", l.dir())
+	return fmt.Errorf("folder %s was changed after a clean shutdown: close the host and open it again, which checks it", l.dir())
 }
 
 func (l *log) size(s *segment) (size int64, err error) {
@@ -267,14 +270,14 @@ func (v *view) show(s *segment, t *tail) {
 	v.active, v.grow, v.index, v.times, v.unsure, v.end = s, t.grow, t.index, t.times, t.unsure, t.end
 }
 
-// resume finds out what must be known of a segment, of which the first size bytes count, to append to it: it takes what the
-// indexes say up to their last good entry and walks the batches from there. If the segment is the active one of a view,
-// its indexes are that view's, else what is in their files.
+// resume finds out what must be known of a segment, of which the first size bytes count, to append to it: it takes what
+// the indexes say up to their last good entry and walks the batches from there. If the segment is the active one of a
+// view, its indexes are that view's, else what is in their files.
 //
-// If torn is set, a crash may have left anything behind the last entry of the index: CRCs are checked, and the walk ends
-// where the batches do. The index file itself was not synced either, but shows it: its entries no longer ascend, or its
-// last one does not name a batch. Of the time index the last entries, or the file, may be missing without a trace; then it is
-// not believed (unsure), and written anew before the segment is sealed.
+// If torn is set, a crash may have left anything behind the last entry of the index: CRCs are checked, and the walk
+// ends where the batches do. The index file itself was not synced either, but shows it: its entries no longer ascend,
+// or its last one does not name a batch. Of the time index the last entries, or the file, may be missing without a
+// trace; then it is not believed (unsure), and written anew before the segment is sealed.
 func (l *log) resume(s *segment, size int64, v *view, torn bool) (tail, error) {
 	t := tail{grow: newGrowth(s.base), end: s.base}
 	err := l.with(s, logFile, false, func(f vfs.File) error {

@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"sync/atomic"
 
 	"github.com/clustermirror/mirror"
@@ -98,6 +97,12 @@ func (v *view) segment(i int) (*segment, int64) {
 	return v.active, v.grow.size
 }
 
+// hideActive leaves the view without an active segment.
+func (v *view) hideActive() {
+	v.active, v.grow, v.index, v.times = nil, growth{}, run{}, run{}
+	v.synced, v.dirty, v.named, v.stale, v.unsure = 0, false, false, false, false
+}
+
 // run is one of the indexes of the active segment.
 func (v *view) run(kind int) *run {
 	if kind == indexFile {
@@ -122,7 +127,7 @@ const (
 
 var suffixes = [...]string{logFile: ".log", indexFile: ".index", timeFile: ".timeindex"}
 
-func (l *log) name() string { return l.topic + "-" + strconv.Itoa(int(l.partition)) }
+func (l *log) name() string { return partitionName(l.topic, l.partition) }
 
 func (l *log) dir() string { return filepath.Join(l.host.dir, l.name()) }
 
@@ -276,8 +281,9 @@ func (l *log) write(ctx context.Context, p *piece) error {
 		return err
 	})
 	if err != nil {
-		// What did get written must not be there when the next append is: were that one shorter, and were the power cut then,
-		// a batch of this one could stand behind it and look good. No context: a cut that was given up is a cut that is owed.
+		// What did get written must not be there when the next append is: were that one shorter, and were the power cut
+		// then, a batch of this one could stand behind it and look good. No context: a cut that was given up is a cut
+		// that is owed.
 		if p.opens {
 			l.owed.drop = append(l.owed.drop, seg)
 		} else {
@@ -335,7 +341,7 @@ func (l *log) seal(ctx context.Context) error {
 	v.active.size = v.grow.size // nobody reads it before the view below says that it is sealed
 	l.update(func(now *view) {
 		now.sealed = append(slices.Clip(now.sealed), now.active)
-		now.active, now.grow, now.index, now.times, now.synced = nil, growth{}, run{}, run{}, 0
+		now.hideActive()
 	})
 	return nil
 }
@@ -435,8 +441,8 @@ func (l *log) damage(s *segment, pos int64, err error) error {
 	return err
 }
 
-// flushIndexes writes the index entries of a view whose batches are durable. No others: so what the last entry in the index
-// file names was durable, and after a crash only what follows it needs checking. Flushing is held.
+// flushIndexes writes the index entries of a view whose batches are durable. No others: so what the last entry in the
+// index file names was durable, and after a crash only what follows it needs checking. Flushing is held.
 func (l *log) flushIndexes(v *view, sync bool) error {
 	if v.active == nil {
 		return nil

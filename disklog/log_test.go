@@ -1,10 +1,12 @@
 package disklog
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"fmt"
 	"math"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -316,6 +318,57 @@ func TestBatchesOfAnAppendThatFailedNeverStandBehindTheNext(t *testing.T) {
 		} else {
 			requireContents(t, crashed, a)
 		}
+	}
+}
+
+func TestIndexEntriesOfWhatWasCutNeverVouchForWhatComesNext(t *testing.T) {
+	fs := vfs.NewMem()
+	_, l := openMem(t, fs)
+	var all []byte
+	for i := range int64(8) {
+		all = append(all, mk(i, 1, 2500, 1)...)
+	}
+	require.NoError(t, l.Append(ctx, all))
+	require.NoError(t, l.Sync(ctx))
+	require.NoError(t, l.TruncateTo(ctx, 2))
+	for i := range int64(6) { // the same places, other bytes
+		require.NoError(t, l.Append(ctx, mk(2+i, 1, 2500, 2)))
+	}
+	want, err := contents(l)
+	require.NoError(t, err)
+	for seed := range uint64(500) {
+		_, crashed := openMem(t, fs.Crash(newRand(seed)))
+		got, err := contents(crashed)
+		require.NoError(t, err)
+		require.True(t, bytes.HasPrefix(want, got), "seed %d", seed)
+	}
+}
+
+func TestIndexesAreWholeThoughTheirSyncFailedOnce(t *testing.T) {
+	for _, kind := range []string{".index", ".timeindex"} {
+		files := func(fail bool) string {
+			fs := vfs.NewMem()
+			_, l := openMem(t, fs, SegmentBytes(40_000))
+			for i := range int64(12) {
+				require.NoError(t, l.Append(ctx, mk(i, 1, 3000, i)))
+				require.NoError(t, l.Sync(ctx))
+			}
+			failed := false
+			fs.Hook(func(c vfs.Call) error {
+				if fail && !failed && c.Op == "sync" && strings.HasSuffix(c.Name, kind) {
+					failed = true
+					return syscall.EIO
+				}
+				return nil
+			})
+			if fail {
+				require.ErrorIs(t, l.Append(ctx, mk(12, 1, 6000, 20)), syscall.EIO)
+			}
+			require.NoError(t, l.Append(ctx, mk(12, 1, 6000, 20)))
+			require.NoError(t, l.Sync(ctx))
+			return dump(t, fs.Crash(newRand(1)), "data/t-0", "")
+		}
+		require.Equal(t, files(false), files(true))
 	}
 }
 

@@ -35,7 +35,8 @@ func store(fsys vfs.FS, dir, name string, v any) error {
 	return fsys.SyncDir(dir)
 }
 
-// replace writes a file whole: whatever happens, the old or the new one is there. Which, a crash decides until its folder is synced.
+// replace writes a file whole: whatever happens, the old or the new one is there. Which, a crash decides until its
+// folder is synced.
 func replace(fsys vfs.FS, name string, body []byte) error {
 	f, err := fsys.Create(temporary(name))
 	if err != nil {
@@ -59,7 +60,7 @@ func load(fsys vfs.FS, dir, name string, v any) error {
 		return err
 	}
 	if err := decode(b, v); err != nil {
-		return &CorruptError{File: file, Err: err}
+		return &CorruptError{File: file, Position: -1, Err: err}
 	}
 	return nil
 }

@@ -45,10 +45,11 @@ func SegmentAge(d time.Duration) Option { return Option{func(o *options) { o.seg
 // SyncBytes sets how many bytes a log may take up before Append itself waits for the disk. Default 0: never.
 //
 // In plain words: what Append was given is in the operating system's memory; a crash of the program loses none of it, a
-// power cut may. Sync makes it durable, and the library calls Sync wherever something is promised on the strength of it: before a
-// position is stored, before a checkpoint, before a topic is handed over. What a power cut takes beyond that is fetched
-// again from the source. Set SyncBytes to bound that amount, to smooth the disk's work, or where local writers need it,
-// at the price of slower appends. Kafka's nearest setting is flush.messages, which is off by default too.
+// power cut may. Sync makes it durable, and the library calls Sync wherever something is promised on the strength of
+// it: before a position is stored, before a checkpoint, before a topic is handed over. What a power cut takes beyond
+// that is fetched again from the source. Set SyncBytes to bound that amount, to smooth the disk's work, or where local
+// writers need it, at the price of slower appends. Kafka's nearest setting is flush.messages, which is off by default
+// too.
 func SyncBytes(n int64) Option { return Option{func(o *options) { o.syncBytes = n }} }
 
 // MaxOpenFiles sets how many files are kept open between calls, least recently used ones closed first. Default 512; at

@@ -132,8 +132,8 @@ func (v *view) holding(offset int64) int {
 	return max(0, n-1)
 }
 
-// position is where in the i-th segment the first batch begins that reaches beyond an offset; its size if none does. An index
-// that turns out to be damaged is mended on the way.
+// position is where in the i-th segment the first batch begins that reaches beyond an offset; its size if none does. An
+// index that turns out to be damaged is mended on the way.
 func (l *log) position(ctx context.Context, v *view, i int, offset int64) (int64, error) {
 	pos, damaged, err := l.find(v, i, offset)
 	if err == nil && damaged && v.cuts == l.view.Load().cuts { // else a cut may have changed it while we looked
@@ -230,8 +230,8 @@ func (l *log) offsetForTime(ctx context.Context, t time.Time) (base int64, err e
 
 const unknownTime = math.MaxInt64
 
-// lastTime is the greatest timestamp in the i-th segment, -1 if its records have none, unknownTime if the time index does not say, or
-// says what is not so.
+// lastTime is the greatest timestamp in the i-th segment, -1 if its records have none, unknownTime if the time index
+// does not say, or says what is not so.
 func (l *log) lastTime(v *view, i int) (ts int64, err error) {
 	if i == len(v.sealed) {
 		if v.unsure {

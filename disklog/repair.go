@@ -5,8 +5,8 @@ import (
 	"slices"
 )
 
-// repair writes the indexes of a segment anew, from its batches. It is tried once by the reader that finds them missing or
-// damaged; if it can't be done, lookups in that segment stay slow, but right.
+// repair writes the indexes of a segment anew, from its batches. It is tried by the reader that finds them missing or
+// damaged; if it can't be done, look-ups in that segment stay slow, but right.
 func (l *log) repair(ctx context.Context, s *segment) {
 	if l.host.readOnly {
 		return
@@ -25,7 +25,8 @@ func (l *log) repair(ctx context.Context, s *segment) {
 		}
 		return nil
 	})
-	l.host.opts.logger.Warn("disklog: an index was missing or damaged and is written anew", "file", l.path(s.base, indexFile), "error", err)
+	l.host.opts.logger.Warn("disklog: an index was missing or damaged and is written anew",
+		"file", l.path(s.base, indexFile), "error", err)
 }
 
 // rebuild writes the indexes of a sealed segment. Writer and flushing are held.
@@ -44,7 +45,8 @@ func (l *log) rebuild(s *segment) error {
 	return nil
 }
 
-// makeSure has the time index of the active segment written anew if a crash may have torn it. Writer and flushing are held.
+// makeSure has the time index of the active segment written anew if a crash may have torn it. Writer and flushing are
+// held.
 func (l *log) makeSure() error {
 	if !l.view.Load().unsure {
 		return nil

@@ -31,7 +31,8 @@ func newScanner(r io.ReaderAt, end int64) *scanner {
 
 func (s *scanner) close() { windows.Put(s.buf) }
 
-// bytes are those from pos on: n of them, fewer at the end of the segment or of the window. They are good until the next call.
+// bytes are those from pos on: n of them, fewer at the end of the segment or of the window. They are good until the
+// next call.
 func (s *scanner) bytes(pos int64, n int) ([]byte, error) {
 	n = int(min(int64(n), s.end-pos, windowSize))
 	if off := pos - s.at; off >= 0 && off+int64(n) <= int64(len(s.window)) {
