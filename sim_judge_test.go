@@ -61,6 +61,7 @@ type logKey struct {
 // logModel is what a log should hold.
 type logModel struct {
 	start, end int64
+	retained   int64   // the greatest start that there was: what lies below was given up, even if a crash brings it back
 	nodes      []*node // held, in order
 	last       *node   // the batch before end, also if it is held no more; nil after a reset
 	epoch      int32   // the greatest leader epoch seen of the partition
@@ -68,7 +69,7 @@ type logModel struct {
 	cuts       []span  // not reported yet
 	ceiling    int64   // where the lowest cut ended; -1 without one
 	cutSize    int64   // offsets that a mirror has dropped here
-	lost       int64   // the greatest totals that were seen
+	totals     map[*link]int64
 }
 
 type span struct{ from, to int64 }
@@ -111,7 +112,7 @@ func (j *judge) log(s *site, partition int32) *logModel {
 	k := logKey{s, partition}
 	m := j.logs[k]
 	if m == nil {
-		m = &logModel{epoch: -1, ceiling: -1}
+		m = &logModel{epoch: -1, ceiling: -1, totals: make(map[*link]int64)}
 		j.logs[k] = m
 	}
 	return m
@@ -128,8 +129,8 @@ func (j *judge) bounds(s *site, partition int32) (start, end int64, epoch int32)
 	return m.start, m.end, epoch
 }
 
-// watch lets a log be changed, and takes note.
-func (j *judge) watch(l *watchedLog, batches []byte, change func() error) error {
+// watch lets a log be changed, and takes note: of batches that are appended, or of a cut to an offset.
+func (j *judge) watch(l *watchedLog, batches []byte, to int64, change func() error) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	m := j.log(l.s, l.partition)
@@ -138,9 +139,9 @@ func (j *judge) watch(l *watchedLog, batches []byte, change func() error) error 
 	if len(batches) > 0 {
 		j.appended(l, m, batches, end)
 	} else if end < m.end {
-		j.cut(l, m, end)
+		j.cut(l, m, to, end)
 	}
-	m.start = start
+	m.start, m.retained = start, max(m.retained, start)
 	m.nodes = m.nodes[nodesUpTo(m.nodes, start):]
 	if m.end != end {
 		j.blame("%s ends at offset %d, expected %d", j.name(l), end, m.end)
@@ -191,13 +192,24 @@ func (j *judge) appended(l *watchedLog, m *logModel, batches []byte, end int64) 
 			j.blame("%s has a gap [%d, %d)", j.name(l), m.end, h.Base)
 		case m.last != nil && h.LeaderEpoch < m.last.h.LeaderEpoch:
 			j.blame("%s has epoch %d at offset %d after %d", j.name(l), h.LeaderEpoch, h.Base, m.last.h.LeaderEpoch)
-		case known && m.last != nil && n.prev != nil && n.prev != m.last:
+		case known && len(m.nodes) > 0 && n.prev != nil && n.prev != m.last && j.held(n.prev, l.partition):
 			j.blame("%s: the batch at offset %d (epoch %d) follows (epoch %d, offset %d) of %s, at %s it followed (epoch %d, offset %d) of %s",
 				j.name(l), h.Base, h.LeaderEpoch, m.last.h.LeaderEpoch, m.last.h.Base, m.last.by, n.by, n.prev.h.LeaderEpoch, n.prev.h.Base, n.prev.by)
 		}
 		m.nodes, m.last, m.end = append(m.nodes, n), n, h.Next()
 		m.owned = m.owned || n.control == batch.ControlMirrorPIDReset && !known
 	}
+}
+
+// held says whether any site has a batch. Nobody can compare with one that retention has dropped everywhere: what a mirror holds in its
+// place lies below the source's start, and goes at once.
+func (j *judge) held(n *node, partition int32) bool {
+	for k, m := range j.logs {
+		if k.partition == partition && slices.Contains(m.nodes, n) {
+			return true
+		}
+	}
+	return false
 }
 
 // know finds or makes the node of a batch; nil if its name stands for another.
@@ -247,11 +259,11 @@ func (s *site) mirrored(partition int32) bool {
 	return false
 }
 
-// cut notes that everything from end on was dropped; j.mu is held.
-func (j *judge) cut(l *watchedLog, m *logModel, end int64) {
+// cut notes that everything from end on was dropped: from an offset on, and the batch that it lies in; j.mu is held.
+func (j *judge) cut(l *watchedLog, m *logModel, to, end int64) {
 	kept := nodesUpTo(m.nodes, end)
 	if kept < len(m.nodes) && l.s.closed(l.partition) { // a mirror's doing, not an election's
-		m.dropped(span{end, m.end}, end)
+		m.dropped(span{to, m.end}, to)
 	}
 	if kept < len(m.nodes) {
 		m.last = m.nodes[kept].prev
@@ -260,6 +272,9 @@ func (j *judge) cut(l *watchedLog, m *logModel, end int64) {
 }
 
 func (m *logModel) dropped(s span, end int64) {
+	if s.from = max(s.from, m.retained); s.from >= s.to {
+		return
+	}
 	m.cuts = append(m.cuts, s)
 	m.cutSize += s.to - s.from
 	if m.ceiling < 0 || end < m.ceiling {
@@ -281,7 +296,7 @@ func (j *judge) watchReset(l *watchedLog, start int64, change func() error) erro
 			m.dropped(span{m.start, m.end}, start)
 		}
 	}
-	m.start, m.end, m.nodes, m.last = start, start, nil, nil
+	m.start, m.end, m.retained, m.nodes, m.last = start, start, start, nil, nil
 	return nil
 }
 
@@ -294,7 +309,19 @@ func (j *judge) event(s *site, e mirror.Event) {
 	defer j.mu.Unlock()
 	j.w.answers = append(j.w.answers, fmt.Sprintf("        %s", e))
 	m := j.log(s, e.Partition)
-	m.cuts = slices.DeleteFunc(m.cuts, func(c span) bool { return e.From <= c.from && c.to <= e.To })
+	m.cuts = without(m.cuts, span{e.From, e.To})
+}
+
+// without is what a span leaves of others.
+func without(list []span, gone span) (rest []span) {
+	for _, c := range list {
+		for _, part := range []span{{c.from, min(c.to, gone.from)}, {max(c.from, gone.to), c.to}} {
+			if part.from < part.to {
+				rest = append(rest, part)
+			}
+		}
+	}
+	return rest
 }
 
 // watchState looks at what is persisted.
@@ -329,6 +356,10 @@ func (j *judge) persisted(s *site, batches []byte) {
 			switch typ, key := int16(binary.BigEndian.Uint16(rec.Key)), rec.Key[2:]; typ {
 			case statelog.TypePosition:
 				id := string(key)
+				if len(rec.Value) == 0 { // a write that failed, and may have stayed, is taken back
+					delete(st.positions, id)
+					continue
+				}
 				if now := st.rounds[id]; now.Stored && st.positions[id] != nil && !bytes.Equal(st.positions[id], rec.Value) {
 					before, _ := statelog.ParsePosition(st.positions[id])
 					after, _ := statelog.ParsePosition(rec.Value)
@@ -455,10 +486,10 @@ func (j *judge) lookAt(s *site, num int32) {
 		}
 		j.mu.Lock()
 		model := j.log(s, num)
-		if total := st.Totals.Lost + st.Totals.Cut; total < model.lost {
-			j.blame("%s: totals of partition %d fell from %d to %d", l.name, num, model.lost, total)
+		if total := st.Totals.Lost + st.Totals.Cut; total < model.totals[l] {
+			j.blame("%s: totals of partition %d fell from %d to %d", l.name, num, model.totals[l], total)
 		} else {
-			model.lost = total
+			model.totals[l] = total
 		}
 		j.mu.Unlock()
 	}
@@ -565,6 +596,13 @@ func (j *judge) known(ctx context.Context, s *site, num int32, p *mirror.Partiti
 	j.mu.Unlock()
 	if len(m.cuts) > 0 {
 		return fmt.Errorf("cuts of %v were not reported", m.cuts)
+	}
+	var counted int64
+	for _, n := range m.totals {
+		counted += n
+	}
+	if counted < m.cutSize {
+		return fmt.Errorf("%d offsets were dropped, the totals say %d", m.cutSize, counted)
 	}
 	if m.ceiling >= 0 {
 		end, ok, err := s.c.OffsetCeiling(ctx, simTopic, num)

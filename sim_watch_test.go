@@ -51,15 +51,15 @@ func (l *watchedLog) Append(ctx context.Context, batches []byte) error {
 			return ctx.Err()
 		}
 	}
-	return l.s.w.judge.watch(l, batches, func() error { return l.Log.Append(ctx, batches) })
+	return l.s.w.judge.watch(l, batches, 0, func() error { return l.Log.Append(ctx, batches) })
 }
 
 func (l *watchedLog) TruncateTo(ctx context.Context, end int64) error {
-	return l.s.w.judge.watch(l, nil, func() error { return l.Log.TruncateTo(ctx, end) })
+	return l.s.w.judge.watch(l, nil, end, func() error { return l.Log.TruncateTo(ctx, end) })
 }
 
 func (l *watchedLog) AdvanceStart(ctx context.Context, start int64) error {
-	return l.s.w.judge.watch(l, nil, func() error { return l.Log.AdvanceStart(ctx, start) })
+	return l.s.w.judge.watch(l, nil, 0, func() error { return l.Log.AdvanceStart(ctx, start) })
 }
 
 func (l *watchedLog) Reset(ctx context.Context, start int64) error {
