@@ -16,7 +16,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"log"
 	"os"
 	"os/signal"
 	"strings"
@@ -35,8 +34,9 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
 	if err := run(ctx, *public, *peers, strings.Split(*source, ","), strings.Split(*topics, ",")); err != nil {
+		fmt.Fprintln(os.Stderr, "custombroker:", err)
 		stop()
-		log.Fatal("custombroker: ", err)
+		os.Exit(1)
 	}
 }
 

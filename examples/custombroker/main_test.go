@@ -64,6 +64,13 @@ func TestATopicGoesIntoTheBrokerAndBack(t *testing.T) {
 	require.NoError(t, write(t, there, "never mirrored"))
 	require.NoError(t, write(t, public, "four", "five"))
 	require.Equal(t, []string{"five", "four", "one", "three", "two"}, read(t, b.coordinator))
+	for _, p := range dr.Describe().Topics[0].Partitions {
+		var last mirror.Batch
+		for last, err = range mirror.Batches(content(t, b.coordinator, p.Partition)) {
+			require.NoError(t, err)
+		}
+		require.Equal(t, p.LeaderEpoch, last.Epoch, "the epoch that BeginWrite gave")
+	}
 
 	// Failback: who may not read positions is not told that there are none.
 	stranger, err := origin.Mirror("stranger", public)
