@@ -32,10 +32,10 @@ func main() {
 	topics := flag.String("topics", "", "topics `a,b` to mirror")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	defer stop()
-	if err := run(ctx, *public, *peers, strings.Split(*source, ","), strings.Split(*topics, ",")); err != nil {
+	err := run(ctx, *public, *peers, strings.Split(*source, ","), strings.Split(*topics, ","))
+	stop()
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "custombroker:", err)
-		stop()
 		os.Exit(1)
 	}
 }
