@@ -605,6 +605,98 @@ func TestKIP_4_3_Alignment(t *testing.T) {
 		_, end := a.partition("orders", 1).Bounds()
 		require.Equal(t, int64(4), end)
 	})
+	kip(t, "a position beyond the source's log is followed by its epochs", func(t *testing.T) {
+		a, b, m := mirrored(t, 1)
+		a.write("orders", 0, 1, 1, 1)
+		caughtUp(t, m)
+		require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
+		require.NoError(t, b.partition("orders", 0).Truncate(t.Context(), 11)) // b lost a part of what it had mirrored, and its reset
+		b.write("orders", 0, 1, 1)
+		back := linked(t, "back", a, b)
+		require.NoError(t, back.AddTopics(t.Context(), "orders"))
+		caughtUp(t, back)
+		equal(t, a, b, "orders", 1)
+		require.Equal(t, mirror.Totals{Cut: 2, Cuts: 1}, state(t, back, "orders", 0).Totals)
+	})
+	kip(t, "a source trimmed beyond the position restarts the log there, reported", func(t *testing.T) {
+		a, b, m := mirrored(t, 1)
+		require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
+		b.write("orders", 0, 4, 4)
+		require.NoError(t, b.partition("orders", 0).AdvanceStart(t.Context(), 15))
+		back := linked(t, "back", a, b)
+		require.NoError(t, back.AddTopics(t.Context(), "orders"))
+		caughtUp(t, back)
+		st := state(t, back, "orders", 0)
+		require.Equal(t, [2]int64{15, 19}, [2]int64{st.Start, st.End})
+		require.Equal(t, int64(5), st.Totals.Lost)
+		require.Equal(t, content(t, b.partition("orders", 0), 15), content(t, a.partition("orders", 0), 15))
+	})
+	kip(t, "a crash between the two looks at the peer cuts nothing", func(t *testing.T) {
+		// Both sides begin at once. A has looked, and is about to write PREPARING while B begins and takes its second look; A writes,
+		// and crashes before its own.
+		var second, waiting atomic.Bool
+		a := newSource(t)
+		b := newSource(t, broker.Authorize(func(_, operation, resource string) bool {
+			return !second.Load() || operation != "Read" || resource != "Cluster:kafka-cluster" || !waiting.CompareAndSwap(false, true)
+		}))
+		a.create("orders", 1)
+		a.write("orders", 0, 10)
+		src, move := movable(t, a)
+		dr, err := b.c.Mirror("dr", src)
+		require.NoError(t, err)
+		require.NoError(t, dr.Start(t.Context()))
+		require.NoError(t, dr.AddTopics(t.Context(), "orders"))
+		caughtUp(t, dr)
+		require.NoError(t, dr.Remove(within(t, time.Minute), "orders"))
+		a.write("orders", 0, 2)
+		b.write("orders", 0, 4)
+		require.NoError(t, a.partition("orders", 0).Sync(t.Context()))
+		kept := content(t, a.partition("orders", 0), 0)
+
+		back := linked(t, "back", a, b)
+		pass(time.Second)
+		looked, go1, go2 := make(chan struct{}), make(chan struct{}), make(chan struct{})
+		var writes atomic.Int32
+		a.host.Fail(func(ctx context.Context, op memlog.Op, topic string, _ int32) error {
+			if topic != mirror.StateTopic || op != memlog.OpAppend {
+				return nil
+			}
+			switch writes.Add(1) {
+			case 1: // PREPARING
+				close(looked)
+				<-go1
+			case 2: // it is taken back, which the crash prevents
+				<-go2
+				return mirror.ErrClosed
+			}
+			return nil
+		})
+		done := make(chan error, 1)
+		go func() { done <- back.AddTopics(t.Context(), "orders") }()
+		<-looked
+		require.NoError(t, dr.Overwrite(t.Context(), "orders"), "it can't know")
+		second.Store(true) // A's second look gets no answer
+		close(go1)
+		synctest.Wait()
+		require.Equal(t, int32(2), writes.Load())
+		crashed := a.host.Crash(rng(1))
+		close(go2)
+		require.Error(t, <-done)
+		require.NoError(t, a.broker.Close())
+		_ = a.c.Close() // its host answers nothing any more
+
+		again := sourceOn(t, crashed)
+		move(again)
+		a.host, a.c, a.broker = again.host, again.c, again.broker
+		second.Store(false)
+		back = linked(t, "back", again, b)
+		pass(time.Hour)
+		st := state(t, back, "orders", 0)
+		require.Equal(t, mirror.Failed, st.State)
+		require.Contains(t, st.Reason, mirror.ErrPeerActive.Error())
+		require.Equal(t, kept, content(t, again.partition("orders", 0), 0))
+		require.Zero(t, st.Totals)
+	})
 }
 
 func TestKIP_4_4_Divergence(t *testing.T) {

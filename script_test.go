@@ -235,6 +235,10 @@ func (w *stage) do(cmd []string) string {
 	case "commit":
 		err = s.marker(int64(num("producer", -1)), batch.ControlCommit)
 	case "elect":
+		if epoch := num("epoch", -1); epoch >= 0 { // as many as that takes
+			_, err = s.c.RaiseLeaderEpoch(t.Context(), examples, 0, int32(epoch))
+			break
+		}
 		err = s.broker.Elect(examples, 0, int32(num("node", 1)), given["unclean"] != "")
 	case "lag":
 		err = s.broker.Lag(examples, 0, int32(num("node", 2)), int64(num("at", -1)))

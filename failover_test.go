@@ -1,0 +1,234 @@
+package mirror_test
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/clustermirror/mirror"
+	"github.com/clustermirror/mirror/broker"
+	"github.com/clustermirror/mirror/internal/batch"
+	"github.com/clustermirror/mirror/memlog"
+)
+
+// The older text of the KIP: a stop cuts to the last stable offset. The position is where it cuts, so a failback is exact in this mode too.
+func TestTruncateToStableCutsAtTheOpenTransaction(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b := newSource(t), newSource(t)
+		a.create("orders", 2)
+		for num := range int32(2) {
+			a.write("orders", num, 10)
+		}
+		p := a.partition("orders", 0)
+		appendTo(t, p, produced(5, 7, true))
+		a.write("orders", 0, 3)
+		m := linked(t, "dr", b, a, mirror.TruncateToStable(8))
+		require.NoError(t, m.AddTopics(t.Context(), "orders"))
+		caughtUp(t, m)
+		require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
+		st := state(t, m, "orders", 0)
+		require.Equal(t, mirror.Position{Epoch: 0, Offset: 10}, *st.Position)
+		require.Equal(t, int64(11), st.End, "the reset alone")
+		require.Equal(t, mirror.Totals{Cut: 8, Cuts: 1}, st.Totals)
+		require.Equal(t, mirror.Totals{}, state(t, m, "orders", 1).Totals, "nothing was open there")
+		lso, err := b.partition("orders", 0).LastStableOffset(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, int64(11), lso)
+		ceiling, ok, err := b.c.OffsetCeiling(t.Context(), "orders", 0)
+		require.NoError(t, err)
+		require.True(t, ok)
+		require.Equal(t, int64(10), ceiling)
+
+		b.write("orders", 0, 2)
+		appendTo(t, p, batch.AppendControl(nil, 0, 0, 7, 0, batch.Control{Type: batch.ControlCommit}, 0)) // committed there after all
+		back := linked(t, "back", a, b)
+		require.NoError(t, back.AddTopics(t.Context(), "orders"))
+		caughtUp(t, back)
+		equal(t, a, b, "orders", 2)
+		require.Equal(t, int64(9), state(t, back, "orders", 0).Totals.Cut)
+	})
+}
+
+func TestTruncateToStableBeyondItsLimitNeedsAWord(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b, m := mirrored(t, 1, mirror.TruncateToStable(7))
+		appendTo(t, a.partition("orders", 0), produced(5, 7, true))
+		a.write("orders", 0, 3)
+		caughtUp(t, m)
+		err := m.Remove(within(t, time.Minute), "orders")
+		require.ErrorIs(t, err, mirror.ErrFailed)
+		require.ErrorContains(t, err, "[10, 18)")
+		require.True(t, state(t, m, "orders", 0).NeedsWord)
+		require.Equal(t, int64(18), state(t, m, "orders", 0).End)
+		require.Error(t, b.c.CheckWrite("orders", 0))
+		require.NoError(t, m.Recover(t.Context(), "orders"))
+		require.Equal(t, mirror.Position{Epoch: 0, Offset: 10}, *inState(t, m, 0, mirror.Stopped).Position)
+		require.NoError(t, b.c.CheckWrite("orders", 0))
+	})
+}
+
+func TestATransactionThatNobodyEndsIsNamed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, _, m := mirrored(t, 1)
+		appendTo(t, a.partition("orders", 0), produced(5, 7, true))
+		caughtUp(t, m)
+		require.NotContains(t, state(t, m, "orders", 0).Reason, "producer 7")
+		for range 20 { // others go on
+			pass(time.Minute)
+			a.write("orders", 0, 1)
+		}
+		eventually(t, "named", func() bool { return state(t, m, "orders", 0).Reason != "" })
+		st := state(t, m, "orders", 0)
+		require.Contains(t, st.Reason, "the transaction of producer 7 is open since offset 10")
+		require.Equal(t, mirror.Mirroring, st.State)
+		appendTo(t, a.partition("orders", 0), batch.AppendControl(nil, 0, 0, 7, 0, batch.Control{Type: batch.ControlAbort}, 0))
+		caughtUp(t, m)
+		eventually(t, "over", func() bool { return state(t, m, "orders", 0).Reason == "" })
+	})
+}
+
+// Each partition opens by itself: one whose log can't be synced doesn't keep the others closed.
+func TestAPartitionThatCannotBeStoppedKeepsItselfClosedOnly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, b, m := mirrored(t, 3)
+		mend := failing(b.host, func(op memlog.Op, topic string, partition int32) bool {
+			return op == memlog.OpSync && topic == "orders" && partition == 1
+		})
+		err := m.Remove(within(t, time.Minute), "orders")
+		require.ErrorIs(t, err, mirror.ErrFailed)
+		require.ErrorContains(t, err, "partition 1")
+		inState(t, m, 2, mirror.Stopped)
+		require.NoError(t, b.c.CheckWrite("orders", 0))
+		require.Error(t, b.c.CheckWrite("orders", 1))
+		require.NoError(t, b.c.CheckWrite("orders", 2))
+		mend()
+		inState(t, m, 1, mirror.Stopped)
+		require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
+		require.NoError(t, b.c.CheckWrite("orders", 1))
+	})
+}
+
+// A topic that was added and never got a record: nobody could say where the source's log begins before that was lost.
+func TestATopicThatNeverGotARecordIsTakenOverEmpty(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b := newSource(t, broker.Nodes(2)), newSource(t)
+		a.create("orders", 1)
+		a.write("orders", 0, 10)
+		require.NoError(t, a.broker.Lag("orders", 0, 2, 0))
+		require.NoError(t, a.broker.Kill(1)) // no leader is left
+		m := linked(t, "dr", b, a)
+		require.NoError(t, m.AddTopics(t.Context(), "orders"))
+		pass(time.Minute)
+		require.Equal(t, mirror.Preparing, state(t, m, "orders", 0).State)
+		require.Equal(t, mirror.Unreachable, state(t, m, "orders", 0).Health)
+		require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
+		st := state(t, m, "orders", 0)
+		require.True(t, st.TakenOver)
+		require.Equal(t, mirror.Position{Epoch: -1, Offset: 0}, *st.Position)
+		require.Equal(t, int64(1), st.End, "the reset")
+		b.write("orders", 0, 1)
+	})
+}
+
+func TestTakeoversOfManyTopicsAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b := newSource(t), newSource(t)
+		var names []string
+		for _, name := range []string{"a", "b", "c", "d", "e", "f", "g", "h"} {
+			a.create(name, 4)
+			a.write(name, 3, 2)
+			names = append(names, name)
+		}
+		m := linked(t, "dr", b, a)
+		require.NoError(t, m.AddTopics(t.Context(), names...))
+		caughtUp(t, m)
+		err := m.Remove(within(t, time.Minute), append(names, "z")...)
+		require.ErrorIs(t, err, mirror.ErrUnknownTopic)
+		for _, ts := range m.Describe().Topics {
+			for _, p := range ts.Partitions {
+				require.True(t, p.TakenOver, "%s-%d", ts.Name, p.Partition)
+				require.NoError(t, b.c.CheckWrite(ts.Name, p.Partition))
+			}
+		}
+	})
+}
+
+// The dry run says what the stop then does, and changes nothing.
+func TestPlanRemoveSaysWhatRemoveWouldDo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b, m := mirrored(t, 2)
+		appendTo(t, a.partition("orders", 0), produced(5, 7, true))
+		caughtUp(t, m)
+		eventually(t, "well", func() bool { return state(t, m, "orders", 0).Health == mirror.OK })
+		require.NoError(t, a.broker.Close())
+		pass(time.Hour)
+		plan, err := m.PlanRemove(t.Context(), "orders")
+		require.NoError(t, err)
+		require.Len(t, plan, 2)
+		require.Equal(t, mirror.Position{Epoch: 0, Offset: 15}, plan[0].Position)
+		require.Len(t, plan[0].Open, 1)
+		require.Equal(t, [2]int64{7, 10}, [2]int64{plan[0].Open[0].ProducerID, plan[0].Open[0].FirstOffset})
+		require.Empty(t, plan[1].Open)
+		require.Equal(t, int64(0), plan[0].Missing.To-plan[0].Missing.From)
+		require.InDelta(t, time.Hour.Seconds(), plan[0].Age, 60)
+		require.Contains(t, plan.String(), "epoch 0, offset 15")
+		require.Error(t, b.c.CheckWrite("orders", 0))
+		require.Equal(t, int64(15), state(t, m, "orders", 0).End)
+
+		require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
+		for num := range int32(2) {
+			require.Equal(t, plan[num].Position, *state(t, m, "orders", num).Position)
+		}
+		again, err := m.PlanRemove(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, plan[0].Position, again[0].Position)
+	})
+}
+
+func TestPlanAddSaysWhatAFailbackWouldCut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b, m := mirrored(t, 2)
+		require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
+		a.write("orders", 0, 2, 1)
+		b.write("orders", 1, 4)
+		back := linked(t, "back", a, b)
+		before := content(t, a.partition("orders", 0), 0)
+		plan, err := back.PlanAdd(t.Context(), "orders")
+		require.NoError(t, err)
+		require.Len(t, plan, 2)
+		cuts := make(map[int32][]mirror.Range)
+		for _, s := range plan {
+			cuts[s.Partition] = s.Cut
+			require.Equal(t, mirror.Position{Epoch: 0, Offset: 10}, s.Position)
+		}
+		require.Equal(t, map[int32][]mirror.Range{0: {{Partition: 0, From: 10, To: 13}}, 1: nil}, cuts)
+		require.Contains(t, plan.String(), "[10, 13)")
+		require.NoError(t, a.c.CheckWrite("orders", 0))
+		require.Empty(t, back.Describe().Topics, "nothing was added")
+		require.Equal(t, before, content(t, a.partition("orders", 0), 0))
+
+		require.NoError(t, back.AddTopics(t.Context(), "orders"))
+		caughtUp(t, back)
+		require.Equal(t, int64(3), state(t, back, "orders", 0).Totals.Cut)
+		require.Zero(t, state(t, back, "orders", 1).Totals)
+	})
+}
+
+func TestPlanAddIsRefusedWhereAddTopicsIs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, _, m := mirrored(t, 1)
+		require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
+		_, err := m.PlanAdd(t.Context(), "orders")
+		require.ErrorIs(t, err, mirror.ErrStopped)
+		_, err = m.PlanAdd(t.Context(), "missing")
+		require.ErrorIs(t, err, mirror.ErrUnknownTopic)
+		require.NoError(t, a.broker.Close())
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		_, err = m.PlanAdd(ctx, "orders")
+		require.ErrorIs(t, err, mirror.ErrSourceUnreachable)
+	})
+}
