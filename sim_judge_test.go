@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -25,16 +26,19 @@ import (
 //   - a leader epoch falls, of a partition or within its log
 //   - something is cut from a mirror and never reported
 //   - a round's position is stored twice
+//   - anything but Overwrite drops what was written at the site that took over last
+//   - a partition is taken over with a transaction open
 //   - a reader that follows the tail believes in what was cut
 //   - what the library knows of a log is not what its bytes say
 type judge struct {
 	w *world
 
-	mu     sync.Mutex
-	wrong  string
-	nodes  map[nodeKey]*node
-	logs   map[logKey]*logModel
-	states map[*site]*stateModel
+	mu        sync.Mutex
+	takeovers int
+	wrong     string
+	nodes     map[nodeKey]*node
+	logs      map[logKey]*logModel
+	states    map[*site]*stateModel
 }
 
 type nodeKey struct {
@@ -49,6 +53,7 @@ type node struct {
 	raw     []byte
 	by      string // the site that wrote it
 	prev    *node  // what it followed there; nil: nothing, or it is not known
+	after   int64  // where the log ended there
 	values  []string
 	control int16
 }
@@ -66,6 +71,9 @@ type logModel struct {
 	last       *node   // the batch before end, also if it is held no more; nil after a reset
 	epoch      int32   // the greatest leader epoch seen of the partition
 	owned      bool    // the site is where its records come from, or has taken it over once
+	takeover   int     // which of all takeovers of the partition was the last one here
+	since      int32   // the leader epoch of that one
+	overwrite  bool    // Overwrite was called since
 	cuts       []span  // not reported yet
 	ceiling    int64   // where the lowest cut ended; -1 without one
 	cutSize    int64   // offsets that a mirror has dropped here
@@ -77,7 +85,7 @@ type span struct{ from, to int64 }
 // stateModel is what the state log says of rounds.
 type stateModel struct {
 	rounds    map[string]roundSeen
-	positions map[string][]byte
+	positions map[string]string
 }
 
 type roundSeen struct {
@@ -188,7 +196,7 @@ func (j *judge) appended(l *watchedLog, m *logModel, batches []byte, end int64) 
 			j.blame("%s gets a batch of %s at offset %d while its gate is open", j.name(l), n.by, h.Base)
 		case !known && closed && !h.Control() && l.s.mirrored(l.partition):
 			j.blame("%s gets a batch that is not its source's at offset %d while it is mirrored", j.name(l), h.Base)
-		case h.Base > m.end:
+		case known && h.Base > m.end && n.after != m.end && len(m.nodes) > 0:
 			j.blame("%s has a gap [%d, %d)", j.name(l), m.end, h.Base)
 		case m.last != nil && h.LeaderEpoch < m.last.h.LeaderEpoch:
 			j.blame("%s has epoch %d at offset %d after %d", j.name(l), h.LeaderEpoch, h.Base, m.last.h.LeaderEpoch)
@@ -197,7 +205,9 @@ func (j *judge) appended(l *watchedLog, m *logModel, batches []byte, end int64) 
 				j.name(l), h.Base, h.LeaderEpoch, m.last.h.LeaderEpoch, m.last.h.Base, m.last.by, n.by, n.prev.h.LeaderEpoch, n.prev.h.Base, n.prev.by)
 		}
 		m.nodes, m.last, m.end = append(m.nodes, n), n, h.Next()
-		m.owned = m.owned || n.control == batch.ControlMirrorPIDReset && !known
+		if n.control == batch.ControlMirrorPIDReset && !known {
+			j.takenOver(l, m)
+		}
 	}
 }
 
@@ -222,7 +232,7 @@ func (j *judge) know(l *watchedLog, m *logModel, h batch.Header, raw []byte) (n 
 		}
 		return n, true
 	}
-	n = &node{h: h, raw: bytes.Clone(raw), by: l.s.name, prev: m.last, control: -1}
+	n = &node{h: h, raw: bytes.Clone(raw), by: l.s.name, prev: m.last, after: m.end, control: -1}
 	if h.Control() {
 		if c, err := batch.ParseControl(raw); err == nil {
 			n.control = c.Type
@@ -259,11 +269,61 @@ func (s *site) mirrored(partition int32) bool {
 	return false
 }
 
+// takenOver notes a takeover, with its last batch just appended.
+func (j *judge) takenOver(l *watchedLog, m *logModel) {
+	j.takeovers++
+	m.owned, m.takeover, m.since, m.overwrite = true, j.takeovers, m.last.h.LeaderEpoch, false
+	if open := m.open(); len(open) > 0 {
+		j.blame("%s is taken over with transactions of producers %v open", j.name(l), open)
+	}
+}
+
+// open are the producers of transactions that no marker has ended, by what is held.
+func (m *logModel) open() (producers []int64) {
+	open := make(map[int64]bool)
+	for _, n := range m.nodes {
+		switch {
+		case !n.h.Transactional():
+		case n.h.Control():
+			delete(open, n.h.ProducerID)
+		default:
+			open[n.h.ProducerID] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(open))
+}
+
+// allow notes that Overwrite was called: what was written at the site may be dropped.
+func (j *judge) allow(s *site) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for num := range j.w.partitions {
+		j.log(s, num).overwrite = true
+	}
+}
+
+// undoes says that a mirror's cut drops what was written here since the last takeover here, though no other site has taken the partition
+// over since. Nobody but Overwrite may do that.
+func (j *judge) undoes(l *watchedLog, m *logModel, dropped []*node) bool {
+	if m.overwrite {
+		return false
+	}
+	for k, o := range j.logs {
+		if k.partition == l.partition && o.takeover > m.takeover {
+			return false
+		}
+	}
+	return slices.ContainsFunc(dropped, func(n *node) bool { return n.by == l.s.name && n.h.LeaderEpoch >= m.since && !n.h.Control() })
+}
+
 // cut notes that everything from end on was dropped: from an offset on, and the batch that it lies in; j.mu is held.
 func (j *judge) cut(l *watchedLog, m *logModel, to, end int64) {
 	kept := nodesUpTo(m.nodes, end)
 	if kept < len(m.nodes) && l.s.closed(l.partition) { // a mirror's doing, not an election's
 		m.dropped(span{to, m.end}, to)
+		if j.undoes(l, m, m.nodes[kept:]) {
+			j.blame("%s: a cut to %d drops what was written there, and nobody has taken over since", j.name(l), to)
+		}
 	}
 	if kept < len(m.nodes) {
 		m.last = m.nodes[kept].prev
@@ -294,6 +354,9 @@ func (j *judge) watchReset(l *watchedLog, start int64, change func() error) erro
 			m.dropped(span{m.end, start}, start) // what was never got; what is dropped the source has dropped too
 		} else {
 			m.dropped(span{m.start, m.end}, start)
+		}
+		if j.undoes(l, m, m.nodes) {
+			j.blame("%s: a reset to %d drops what was written there, and nobody has taken over since", j.name(l), start)
 		}
 	}
 	m.start, m.end, m.retained, m.nodes, m.last = start, start, start, nil, nil
@@ -338,7 +401,7 @@ func (j *judge) watchState(s *site, batches []byte, change func() error) error {
 func (j *judge) persisted(s *site, batches []byte) {
 	st := j.states[s]
 	if st == nil {
-		st = &stateModel{rounds: make(map[string]roundSeen), positions: make(map[string][]byte)}
+		st = &stateModel{rounds: make(map[string]roundSeen), positions: make(map[string]string)}
 		j.states[s] = st
 	}
 	const typeRound = 1003
@@ -348,34 +411,28 @@ func (j *judge) persisted(s *site, batches []byte) {
 			return
 		}
 		b = b[len(raw):]
-		rounds := make(map[string]roundSeen)
+		rounds, positions := maps.Clone(st.rounds), maps.Clone(st.positions)
 		for rec, err := range batch.Records(raw) {
 			if err != nil || len(rec.Key) < 2 {
 				continue
 			}
 			switch typ, key := int16(binary.BigEndian.Uint16(rec.Key)), rec.Key[2:]; typ {
 			case statelog.TypePosition:
-				id := string(key)
-				if len(rec.Value) == 0 { // a write that failed, and may have stayed, is taken back
-					delete(st.positions, id)
-					continue
-				}
-				if now := st.rounds[id]; now.Stored && st.positions[id] != nil && !bytes.Equal(st.positions[id], rec.Value) {
-					before, _ := statelog.ParsePosition(st.positions[id])
-					after, _ := statelog.ParsePosition(rec.Value)
-					j.blame("%s stores a second position %v in round %d, after %v", s.name, after, now.Number, before)
-				}
-				st.positions[id] = bytes.Clone(rec.Value)
+				positions[string(key)] = string(rec.Value)
 			case typeRound:
 				var r roundSeen
-				if json.Unmarshal(rec.Value, &r) == nil {
-					rounds[string(key[:len(key)-10])] = r
-				}
+				_ = json.Unmarshal(rec.Value, &r) // nothing of one that is taken back
+				rounds[string(key[:len(key)-10])] = r
 			}
 		}
 		for id, r := range rounds {
-			st.rounds[id] = r
+			if was := st.rounds[id]; was.Stored && r.Stored && was.Number == r.Number && st.positions[id] != positions[id] {
+				before, _ := statelog.ParsePosition([]byte(st.positions[id]))
+				after, _ := statelog.ParsePosition([]byte(positions[id]))
+				j.blame("%s stores a second position %v in round %d, after %v", s.name, after, r.Number, before)
+			}
 		}
+		st.rounds, st.positions = rounds, positions
 	}
 }
 

@@ -14,6 +14,7 @@ const (
 	opWrite     op = "write"
 	opTxn       op = "txn"
 	opMarker    op = "marker"
+	opDirect    op = "direct" // past the Partition, as a broker with a log of its own does; may leave a gap
 	opElect     op = "elect"
 	opUnclean   op = "unclean"
 	opLag       op = "lag"
@@ -24,6 +25,7 @@ const (
 	opRemove    op = "remove"
 	opPromote   op = "promote"
 	opOverwrite op = "overwrite"
+	opBoth      op = "both" // ends of a link add at once
 	opCrash     op = "crash"
 	opCrashSoon op = "crashsoon"
 	opRestart   op = "restart"
@@ -39,9 +41,9 @@ var weights = []struct {
 	op     op
 	weight int
 }{
-	{opWrite, 28}, {opTxn, 14}, {opMarker, 10},
+	{opWrite, 26}, {opTxn, 14}, {opMarker, 10}, {opDirect, 4},
 	{opElect, 4}, {opUnclean, 5}, {opLag, 3}, {opRetain, 4},
-	{opAdd, 12}, {opPause, 3}, {opResume, 5}, {opRemove, 4}, {opPromote, 2}, {opOverwrite, 4},
+	{opAdd, 12}, {opPause, 3}, {opResume, 5}, {opRemove, 4}, {opPromote, 2}, {opOverwrite, 4}, {opBoth, 1},
 	{opCrash, 2}, {opCrashSoon, 6}, {opRestart, 2}, {opFaults, 3}, {opSlow, 2},
 	{opCable, 4}, {opMend, 4}, {opWait, 16},
 }
@@ -65,6 +67,8 @@ func (w *world) step(st step) {
 			c.Type = batch.ControlCommit
 		}
 		w.append(s, num, batch.AppendControl(nil, 0, 0, 10+int64(st.z%3), 0, c, time.Now().UnixMilli()), st.y%3 == 0)
+	case opDirect:
+		w.direct(s, num, w.records(s, 1+st.y%3, -1, false), int64(st.z%3))
 	case opElect:
 		w.do(time.Second, func(context.Context) {
 			_ = b.Lag(simTopic, num, int32(1+st.y%simNodes), -1)
@@ -126,6 +130,9 @@ func (w *world) command(s *site, st step) {
 	l := mine[st.x%len(mine)]
 	m := s.mirrors[l]
 	wait := time.Duration(st.y*st.y) * 200 * time.Microsecond // up to 2 s; the command goes on if it takes longer
+	if st.op == opOverwrite {
+		w.judge.allow(s)
+	}
 	run := func(f func(context.Context, ...string) error) {
 		w.do(wait, func(ctx context.Context) { w.judge.answer(l, st, f(ctx, simTopic)) })
 	}
@@ -142,6 +149,14 @@ func (w *world) command(s *site, st step) {
 		run(m.Promote)
 	case opOverwrite:
 		run(m.Overwrite)
+	case opBoth:
+		for _, back := range w.links {
+			if back.dst == l.src && back.src == s && back.dst.c != nil {
+				other := back.dst.mirrors[back]
+				w.do(0, func(ctx context.Context) { w.judge.answer(back, st, other.AddTopics(ctx, simTopic)) })
+			}
+		}
+		run(m.AddTopics)
 	case opCable:
 		switch st.y % 3 {
 		case 0:
@@ -184,5 +199,29 @@ func (w *world) append(s *site, num int32, b []byte, sync bool) {
 		if _, err := p.Append(ctx, b); err == nil && sync {
 			_ = p.Sync(ctx)
 		}
+	})
+}
+
+// direct appends as a host does that has a log of its own: between BeginWrite and done. Nobody else writes meanwhile.
+func (w *world) direct(s *site, num int32, b []byte, gap int64) {
+	if !w.judge.owned(s, num) {
+		return
+	}
+	c := s.c
+	w.do(time.Second, func(ctx context.Context) {
+		epoch, done, err := c.BeginWrite(ctx, simTopic, num)
+		if err != nil {
+			return
+		}
+		defer done()
+		l, err := c.Host().OpenLog(ctx, simTopic, num)
+		if err != nil {
+			return
+		}
+		defer l.Close()
+		_, end := l.Bounds()
+		batch.SetBase(b, end+gap)
+		batch.SetLeaderEpoch(b, epoch)
+		_ = l.Append(ctx, b)
 	})
 }

@@ -22,6 +22,9 @@ import (
 //	SIM_HISTORIES=2000   how many histories (300 by default)
 //	SIM_SEED=17          from which seed on (1 by default)
 //	SIM_STEPS=3,9,14     only these steps of the script of SIM_SEED, and with a trace; "all" for all
+//	SIM_REPEAT=50        that many times
+//	SIM_LOUD=1           with the library's log, as it happens
+//	SIM_SHRINK=no        a failing script is not made shorter
 //
 // The library draws its pauses, and a takeover its epoch, at random, and the scheduler is free too: a seed may have to be played some times.
 const (
@@ -149,6 +152,9 @@ func (h history) play(t *testing.T) (trace []string, wrong string) {
 
 // report says how to see it again, with as few steps as still show it.
 func (h history) report(t *testing.T, wrong string) string {
+	if os.Getenv("SIM_SHRINK") == "no" {
+		return fmt.Sprintf("seed %d, %s", h.seed, wrong)
+	}
 	short := h.shrink(t)
 	trace, again := short.play(t)
 	for range 20 {

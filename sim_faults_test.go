@@ -1,0 +1,200 @@
+//go:build faults
+
+package mirror_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// fault is a mistake that is planted into the library: the simulation must find it.
+type fault struct {
+	name     string
+	file     string
+	old, new string // old stands in file once
+}
+
+var faults = []fault{
+	{
+		"a round's position is stored a second time", "failover.go",
+		`if rd.Stored || !rd.Aligned && rd.Existed {`,
+		`if !rd.Aligned && rd.Existed {`,
+	},
+	{
+		"the gate opens before the reset", "failover.go",
+		`	if err := p.settle(ctx, rd); err != nil {`,
+		`	r.m.c.gate.setOpen(r.t.name, r.num, true)
+	if err := p.settle(ctx, rd); err != nil {`,
+	},
+	{
+		"an epoch is used again after a crash", "partition.go",
+		`return p.setEpoch(ctx, epoch+1)`,
+		`return p.setEpoch(ctx, max(epoch, 0))`,
+	},
+	{
+		"a stop before alignment stores a position", "failover.go",
+		`if rd.Stored || !rd.Aligned && rd.Existed {`,
+		`rd.Existed = rd.Existed && !rd.Cut
+	if rd.Stored {`,
+	},
+	{
+		"a stop before alignment opens after a cut without a new epoch", "failover.go",
+		`if !rd.Aligned && !rd.Cut && rd.Existed {`,
+		`if !rd.Aligned && rd.Existed {`,
+	},
+	{
+		"a takeover goes up by one epoch only", "failover.go",
+		`to = takeoverEpoch(seen, rand.Int32()) //nolint:gosec // apart, not secret`,
+		`_ = rand.Int32`,
+	},
+	{
+		"a leader epoch is used before it is durable", "partition.go",
+		`p.c.put(ctx, append(more, leaderEpochRecord(p.id, p.num, epoch))...)`,
+		`p.c.put(ctx, append(more, leaderEpochRecord(p.id, p.num, max(p.LeaderEpoch(), 0)))...)`,
+	},
+	{
+		"a cut whose report a crash loses", "align.go",
+		`r.m.c.put(ctx, record(r.key(typeCut), e), r.roundRecord(rd))`,
+		`r.m.c.put(ctx, r.roundRecord(rd))`,
+	},
+	{
+		"a cut is not reported", "align.go",
+		`	r.m.c.events.send(ev)
+`,
+		`	_ = ev
+`,
+	},
+	{
+		"AddTopics takes back a takeover", "failback.go",
+		`		c.ours = true
+`,
+		``,
+	},
+	{
+		"the smaller of two positions is taken", "failback.go",
+		`case known && (!mine || theirs.beats(own)):`,
+		`case known && (!mine || !theirs.beats(own)):`,
+	},
+	{
+		"committed offsets are not clamped", "align.go",
+		`if err := r.m.c.clampOffsets(ctx, r.t, r.num, min(e.From, e.Target, end)); err != nil {`,
+		`_ = end
+	if err != nil {`,
+	},
+	{
+		"the source says that the logs have parted, and is not heard", "fetcher.go",
+		`case a.Diverging != nil:`,
+		`case a.Diverging != nil && c.bytes < 0:`,
+	},
+	{
+		"what follows an epoch that the source does not have is kept", "truncate.go",
+		`if end := min(a.end, p.end); end < l.end {`,
+		`if end := a.end; end < l.end {`,
+	},
+	{
+		"a cut leaves the end of the last common epoch", "truncate.go",
+		`return verdict{kind: cutTo, to: min(a.end, end)}, nil`,
+		`return verdict{kind: cutTo, to: max(a.end, end)}, nil`,
+	},
+	{
+		"a round begins while local writers are at work", "failback.go",
+		`err := t.drain(ctx)`,
+		`var err error`,
+	},
+	{
+		"the gate is open after a restart", "mirror.go",
+		`		c.gateOf(c.ownerOf(topic))
+`,
+		``,
+	},
+	{
+		"the log start of the source is not followed", "health.go",
+		`if w.logStart > start {`,
+		`if w.logStart > start && end < 0 {`,
+	},
+	{
+		"transactions stay open at a takeover", "failover.go",
+		`for _, o := range open {
+			_, end := p.log.Bounds()`,
+		`for _, o := range open[:0] {
+			_, end := p.log.Bounds()`,
+	},
+	{
+		"readers are not told of cuts", "records.go",
+		`case epoch != r.past[len(r.past)-1].epoch:`,
+		`case epoch < r.from-1<<40:`,
+	},
+	{
+		"aborted records are read", "records.go",
+		`a.ProducerID == h.ProducerID && a.FirstOffset < h.Next()`,
+		`a.ProducerID == h.ProducerID && a.FirstOffset < h.Base`,
+	},
+	{
+		"a gap counts to the older epoch", "internal/summary/summary.go",
+		`s.epochs.Assign(h.LeaderEpoch, max(s.last.next, s.start))`,
+		`s.epochs.Assign(h.LeaderEpoch, max(h.Base, s.start))`,
+	},
+	{
+		"what was fetched before a cut is appended after it", "health.go",
+		`	if !current {
+		return nil
+	}
+	if len(w.bytes)`,
+		`	_ = current
+	if len(w.bytes)`,
+	},
+	{
+		"an older host's log is taken over unsynced", "failover.go",
+		`	if err == nil {
+		err = p.Sync(ctx)
+	}
+	if err != nil {
+		return rd, err
+	}`,
+		`	if err != nil {
+		return rd, err
+	}`,
+	},
+}
+
+// Each planted fault is found within so many histories, or the simulation is blind to it.
+func TestPlantedFaultsAreFound(t *testing.T) {
+	count := envInt(t, "SIM_HISTORIES", 5000)
+	only := regexp.MustCompile(os.Getenv("SIM_FAULT"))
+	where, err := os.Getwd()
+	require.NoError(t, err)
+	found := regexp.MustCompile(`seed (\d+), [^\n]*`)
+	for _, f := range faults {
+		if !only.MatchString(f.name) {
+			continue
+		}
+		t.Run(f.name, func(t *testing.T) {
+			path := filepath.Join(where, f.file)
+			src, err := os.ReadFile(path)
+			require.NoError(t, err)
+			require.Equal(t, 1, strings.Count(string(src), f.old), "%s in %s", f.old, f.file)
+			dir := t.TempDir()
+			broken := filepath.Join(dir, "broken.go")
+			require.NoError(t, os.WriteFile(broken, []byte(strings.Replace(string(src), f.old, f.new, 1)), 0o600))
+			overlay, err := json.Marshal(map[string]any{"Replace": map[string]string{path: broken}})
+			require.NoError(t, err)
+			require.NoError(t, os.WriteFile(filepath.Join(dir, "overlay.json"), overlay, 0o600))
+
+			cmd := exec.CommandContext(t.Context(), "go", "test", "-overlay", filepath.Join(dir, "overlay.json"), "-vet=off", "-timeout", "30m", "-run", "^TestSimulation$", ".")
+			cmd.Env = append(os.Environ(), "SIM_SHRINK=no", fmt.Sprintf("SIM_HISTORIES=%d", count))
+			out, err := cmd.CombinedOutput()
+			require.Error(t, err, "nothing found in %d histories", count)
+			seed := found.Find(out)
+			require.NotNil(t, seed, "%s", out)
+			t.Logf("%s", seed)
+		})
+	}
+}
