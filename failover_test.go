@@ -291,10 +291,16 @@ func TestAPartitionMoreThanTheSourceIsRefusedByName(t *testing.T) {
 
 		b.create("orders", 4) // and on the side whose mirror knows the topic
 		a.write("orders", 1, 2)
+		b.write("orders", 3, 9)
 		require.Error(t, m.AddTopics(t.Context(), "orders"))
 		require.NoError(t, b.c.CheckWrite("orders", 3))
 		a.create("orders", 4)
-		require.NoError(t, m.AddTopics(t.Context(), "orders"))
+		err = m.AddTopics(t.Context(), "orders")
+		require.ErrorIs(t, err, mirror.ErrNoProof, "nine records that the source never had")
+		var re *mirror.RangeError
+		require.ErrorAs(t, err, &re)
+		require.Equal(t, []mirror.Range{{Partition: 3, From: 0, To: 9}}, re.Ranges)
+		require.NoError(t, m.Overwrite(t.Context(), "orders"))
 		caughtUp(t, m)
 		equal(t, a, b, "orders", 4)
 	})
