@@ -32,6 +32,8 @@ type fetcher struct {
 
 	cursors map[*replica]*cursor // those it fetches
 	placed  int                  // how many of them are in the session
+	apart   int                  // how many are set aside for an append that takes long
+	since   time.Time            // when the first of them was
 	blind   bool                 // the broker can't compare epochs when it answers a fetch: we ask before we fetch
 	session *wire.Session        // nil while there is no connection
 }
@@ -260,7 +262,7 @@ func (f *fetcher) fetch(ctx context.Context, progress func()) error {
 		if f.idle() {
 			return nil
 		}
-		err := f.session.Send(ctx, wire.Limits{MinBytes: 1, MaxBytes: int32(f.m.opts.fetchBytes), MaxWait: f.m.opts.fetchWait})
+		err := f.session.Send(ctx, wire.Limits{MinBytes: 1, MaxBytes: int32(f.m.opts.fetchBytes), MaxWait: f.wait()})
 		f.append(ctx, last)
 		last = answered{}
 		if err != nil {
@@ -289,6 +291,15 @@ func (f *fetcher) open(s *wire.Session) {
 	f.mu.Lock()
 	f.live = s
 	f.mu.Unlock()
+}
+
+// wait is how long the broker may hold the next fetch. A partition whose append takes long comes back when it is done: until then the
+// wait is about as long as the append has taken, so that neither of them waits much for the other.
+func (f *fetcher) wait() time.Duration {
+	if f.apart == 0 {
+		return f.m.opts.fetchWait
+	}
+	return min(f.m.opts.fetchWait, max(5*time.Millisecond, time.Since(f.since)))
 }
 
 // answered is an answer whose positions are validated and whose bytes are still to be appended.
@@ -576,11 +587,11 @@ func (f *fetcher) append(ctx context.Context, a answered) {
 		if w.c.slow && len(w.bytes) > 0 {
 			w.bytes = slices.Clone(w.bytes) // it may take long again, and would pin the whole answer
 			f.m.tasks.Go(func() { done <- w.c.r.absorb(ctx, w) })
-			f.setAside(w.c)
-			f.m.tasks.Go(func() { f.finish(ctx, w, <-done) })
+			f.leave(ctx, w, done, time.Now())
 			continue
 		}
 		a.resp.Retain()
+		began := time.Now()
 		f.m.tasks.Go(func() {
 			done <- w.c.r.absorb(ctx, w)
 			a.resp.Release()
@@ -593,24 +604,41 @@ func (f *fetcher) append(ctx context.Context, a answered) {
 			}
 		case <-timer.C:
 			w.c.slow = true
-			f.setAside(w.c)
-			f.m.tasks.Go(func() { f.finish(ctx, w, <-done) })
+			f.leave(ctx, w, done, began)
 		}
 	}
 }
 
+// leave lets a partition leave the loop until its append is done.
+func (f *fetcher) leave(ctx context.Context, w fetched, done <-chan error, began time.Time) {
+	f.setAside(w.c)
+	if f.apart == 0 {
+		f.since = began
+	}
+	f.apart++
+	f.m.tasks.Go(func() {
+		err := <-done
+		took := time.Since(began)
+		f.note(func(f *fetcher) {
+			f.apart--
+			w.c.slow = took > slowAppend
+			f.finish(ctx, w, err)
+		})
+	})
+}
+
 // finish brings a partition back after a slow append, and lets it fail after one that went wrong.
 func (f *fetcher) finish(ctx context.Context, w fetched, err error) {
-	if err == nil {
-		f.note(func(f *fetcher) { f.rewind(ctx, w.c) })
-		return
+	switch {
+	case f.cursors[w.c.r] != w.c: // it was moved on meanwhile
+	case err == nil:
+		f.rewind(ctx, w.c)
+	default:
+		f.drop(w.c.r)
 	}
-	f.note(func(f *fetcher) {
-		if f.cursors[w.c.r] == w.c {
-			f.drop(w.c.r)
-		}
-	})
-	w.c.r.failed(w.c.gen, err)
+	if err != nil {
+		w.c.r.failed(w.c.gen, err)
+	}
 }
 
 // budget bounds the bytes that wait to be appended.
