@@ -66,18 +66,23 @@ type logKey struct {
 // logModel is what a log should hold.
 type logModel struct {
 	start, end int64
-	retained   int64   // the greatest start that there was: what lies below was given up, even if a crash brings it back
-	nodes      []*node // held, in order
-	last       *node   // the batch before end, also if it is held no more; nil after a reset
-	epoch      int32   // the greatest leader epoch seen of the partition
-	owned      bool    // the site is where its records come from, or has taken it over once
-	takeover   int     // which of all takeovers of the partition was the last one here
-	since      int32   // the leader epoch of that one
-	overwrite  bool    // Overwrite was called since
-	cuts       []span  // not reported yet
-	ceiling    int64   // where the lowest cut ended; -1 without one
-	cutSize    int64   // offsets that a mirror has dropped here
+	retained   int64              // the greatest start that there was: what lies below was given up, even if a crash brings it back
+	nodes      []*node            // held, in order
+	last       *node              // the batch before end, also if it is held no more; nil after a reset
+	epoch      int32              // the greatest leader epoch seen of the partition
+	owned      bool               // the site is where its records come from, or has taken it over once
+	takeovers  map[*site]tookOver // by the site that it was taken over from: the last one
+	overwrite  bool               // Overwrite was called since
+	cuts       []span             // not reported yet
+	ceiling    int64              // where the lowest cut ended; -1 without one
+	cutSize    int64              // offsets that a mirror has dropped here
 	totals     map[*link]int64
+}
+
+// tookOver says which of all takeovers it was, and under which epoch.
+type tookOver struct {
+	number int
+	epoch  int32
 }
 
 type span struct{ from, to int64 }
@@ -120,7 +125,7 @@ func (j *judge) log(s *site, partition int32) *logModel {
 	k := logKey{s, partition}
 	m := j.logs[k]
 	if m == nil {
-		m = &logModel{epoch: -1, ceiling: -1, totals: make(map[*link]int64)}
+		m = &logModel{epoch: -1, ceiling: -1, totals: make(map[*link]int64), takeovers: make(map[*site]tookOver)}
 		j.logs[k] = m
 	}
 	return m
@@ -194,7 +199,7 @@ func (j *judge) appended(l *watchedLog, m *logModel, batches []byte, end int64) 
 		switch {
 		case known && !closed:
 			j.blame("%s gets a batch of %s at offset %d while its gate is open", j.name(l), n.by, h.Base)
-		case !known && closed && !h.Control() && l.s.mirrored(l.partition):
+		case !known && closed && !h.Control() && l.s.mirrored(l.partition) != nil:
 			j.blame("%s gets a batch that is not its source's at offset %d while it is mirrored", j.name(l), h.Base)
 		case known && h.Base > m.end && n.after != m.end && len(m.nodes) > 0:
 			j.blame("%s has a gap [%d, %d)", j.name(l), m.end, h.Base)
@@ -256,23 +261,27 @@ func (s *site) closed(partition int32) bool {
 	return c != nil && c.CheckWrite(simTopic, partition) != nil
 }
 
-// mirrored says whether a round has begun. Local writers that passed the gate before may end until then.
-func (s *site) mirrored(partition int32) bool {
+// mirrored is the link whose round has begun and not ended; nil if there is none. Local writers that passed the gate before may end
+// until then.
+func (s *site) mirrored(partition int32) *link {
 	s.mu.Lock()
-	mirrors := slices.Clone(s.attached)
+	mirrors := maps.Clone(s.attached)
 	s.mu.Unlock()
-	for _, m := range mirrors {
+	for l, m := range mirrors {
 		if st, ok := partitionStatus(m, partition); ok && st.State != mirror.Stopped {
-			return true
+			return l
 		}
 	}
-	return false
+	return nil
 }
 
 // takenOver notes a takeover, with its last batch just appended.
 func (j *judge) takenOver(l *watchedLog, m *logModel) {
 	j.takeovers++
-	m.owned, m.takeover, m.since, m.overwrite = true, j.takeovers, m.last.h.LeaderEpoch, false
+	m.owned, m.overwrite = true, false
+	if by := l.s.mirrored(l.partition); by != nil {
+		m.takeovers[by.src] = tookOver{j.takeovers, m.last.h.LeaderEpoch}
+	}
 	if open := m.open(); len(open) > 0 {
 		j.blame("%s is taken over with transactions of producers %v open", j.name(l), open)
 	}
@@ -302,18 +311,17 @@ func (j *judge) allow(s *site) {
 	}
 }
 
-// undoes says that a mirror's cut drops what was written here since the last takeover here, though no other site has taken the partition
-// over since. Nobody but Overwrite may do that.
+// undoes says that a mirror's cut drops what was written here since the site took over from the other one, though that has not taken over
+// from here since. Nobody but Overwrite may do that.
 func (j *judge) undoes(l *watchedLog, m *logModel, dropped []*node) bool {
-	if m.overwrite {
+	by := l.s.mirrored(l.partition)
+	if by == nil || m.overwrite {
 		return false
 	}
-	for k, o := range j.logs {
-		if k.partition == l.partition && o.takeover > m.takeover {
-			return false
-		}
-	}
-	return slices.ContainsFunc(dropped, func(n *node) bool { return n.by == l.s.name && n.h.LeaderEpoch >= m.since && !n.h.Control() })
+	ours, theirs := m.takeovers[by.src], j.log(by.src, l.partition).takeovers[l.s]
+	return ours.number >= theirs.number && slices.ContainsFunc(dropped, func(n *node) bool {
+		return n.by == l.s.name && n.h.LeaderEpoch >= ours.epoch && !n.h.Control()
+	})
 }
 
 // cut notes that everything from end on was dropped: from an offset on, and the batch that it lies in; j.mu is held.
@@ -322,7 +330,7 @@ func (j *judge) cut(l *watchedLog, m *logModel, to, end int64) {
 	if kept < len(m.nodes) && l.s.closed(l.partition) { // a mirror's doing, not an election's
 		m.dropped(span{to, m.end}, to)
 		if j.undoes(l, m, m.nodes[kept:]) {
-			j.blame("%s: a cut to %d drops what was written there, and nobody has taken over since", j.name(l), to)
+			j.blame("%s: a cut to %d drops what was written there since the takeover", j.name(l), to)
 		}
 	}
 	if kept < len(m.nodes) {
@@ -356,7 +364,7 @@ func (j *judge) watchReset(l *watchedLog, start int64, change func() error) erro
 			m.dropped(span{m.start, m.end}, start)
 		}
 		if j.undoes(l, m, m.nodes) {
-			j.blame("%s: a reset to %d drops what was written there, and nobody has taken over since", j.name(l), start)
+			j.blame("%s: a reset to %d drops what was written there since the takeover", j.name(l), start)
 		}
 	}
 	m.start, m.end, m.retained, m.nodes, m.last = start, start, start, nil, nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/clustermirror/mirror"
 	"github.com/clustermirror/mirror/internal/batch"
 )
 
@@ -19,13 +20,15 @@ const (
 	opUnclean   op = "unclean"
 	opLag       op = "lag"
 	opRetain    op = "retain"
+	opGrow      op = "grow"
 	opAdd       op = "add"
 	opPause     op = "pause"
 	opResume    op = "resume"
 	opRemove    op = "remove"
 	opPromote   op = "promote"
 	opOverwrite op = "overwrite"
-	opBoth      op = "both" // ends of a link add at once
+	opBroken    op = "broken" // a round that begins over a cable which breaks, and is stopped
+	opBoth      op = "both"   // ends of a link add at once
 	opCrash     op = "crash"
 	opCrashSoon op = "crashsoon"
 	opRestart   op = "restart"
@@ -42,8 +45,8 @@ var weights = []struct {
 	weight int
 }{
 	{opWrite, 26}, {opTxn, 14}, {opMarker, 10}, {opDirect, 4},
-	{opElect, 4}, {opUnclean, 5}, {opLag, 3}, {opRetain, 4},
-	{opAdd, 12}, {opPause, 3}, {opResume, 5}, {opRemove, 4}, {opPromote, 2}, {opOverwrite, 4}, {opBoth, 1},
+	{opElect, 4}, {opUnclean, 5}, {opLag, 3}, {opRetain, 4}, {opGrow, 2},
+	{opAdd, 12}, {opPause, 3}, {opResume, 5}, {opRemove, 4}, {opPromote, 2}, {opOverwrite, 4}, {opBroken, 3}, {opBoth, 1},
 	{opCrash, 2}, {opCrashSoon, 6}, {opRestart, 2}, {opFaults, 3}, {opSlow, 2},
 	{opCable, 4}, {opMend, 4}, {opWait, 16},
 }
@@ -91,6 +94,10 @@ func (w *world) step(st step) {
 				_ = p.AdvanceStart(ctx, start+int64(st.y)*(end-start+1)/drawn)
 			}
 		})
+	case opGrow:
+		if w.judge.owned(s, 0) {
+			_ = s.host.EnsureTopic(w.t.Context(), mirror.Topic{Name: simTopic, Partitions: w.partitions})
+		}
 	case opCrash:
 		s.mu.Lock()
 		s.crash()
@@ -130,7 +137,7 @@ func (w *world) command(s *site, st step) {
 	l := mine[st.x%len(mine)]
 	m := s.mirrors[l]
 	wait := time.Duration(st.y*st.y) * 200 * time.Microsecond // up to 2 s; the command goes on if it takes longer
-	if st.op == opOverwrite {
+	if st.op == opOverwrite || st.op == opBroken {
 		w.judge.allow(s)
 	}
 	run := func(f func(context.Context, ...string) error) {
@@ -149,6 +156,10 @@ func (w *world) command(s *site, st step) {
 		run(m.Promote)
 	case opOverwrite:
 		run(m.Overwrite)
+	case opBroken:
+		l.cable.breakIn(10 + st.z)
+		run(m.Overwrite)
+		run(m.Remove)
 	case opBoth:
 		for _, back := range w.links {
 			if back.dst == l.src && back.src == s && back.dst.c != nil {

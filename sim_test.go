@@ -97,6 +97,8 @@ type history struct {
 	seed       uint64
 	sites      int
 	partitions int32
+	grown      bool // the topic begins with one partition
+	stable     bool // takeovers cut to the last stable offset
 	steps      []step
 }
 
@@ -116,7 +118,7 @@ const drawn = 100 // the numbers of a step lie below it
 
 func draw(seed uint64) history {
 	r := rand.New(rand.NewPCG(seed, 0))
-	h := history{seed: seed, sites: 2, partitions: 1 + int32(r.IntN(2))}
+	h := history{seed: seed, sites: 2, partitions: 1 + int32(r.IntN(2)), grown: r.IntN(3) == 0, stable: r.IntN(6) == 0}
 	if r.IntN(4) == 0 {
 		h.sites = 3
 	}
@@ -178,9 +180,11 @@ func (h history) report(t *testing.T, wrong string) string {
 func (h history) shrink(t *testing.T) history {
 	tries := 0
 	wrong := func(steps []step) bool {
+		h := h
 		for range 3 {
 			tries++
-			if _, wrong := (history{h.seed, h.sites, h.partitions, steps}).play(t); wrong != "" {
+			h.steps = steps
+			if _, wrong := h.play(t); wrong != "" {
 				return true
 			}
 		}

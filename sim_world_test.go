@@ -34,18 +34,17 @@ var errSimulated = errors.New("simulated failure of the host")
 
 // world is one history while it is played.
 type world struct {
-	t          *testing.T
-	judge      *judge
-	rng        *lockedRand // chance that the script does not hold: which calls fail, what a crash leaves
-	partitions int32
-	steps      []step
-	sites      []*site
-	links      []*link
-	values     int
-	trace      []string
-	answers    []string // of commands, for the trace
-	tasks      sync.WaitGroup
-	loud       bool
+	t     *testing.T
+	judge *judge
+	rng   *lockedRand // chance that the script does not hold: which calls fail, what a crash leaves
+	history
+	sites   []*site
+	links   []*link
+	values  int
+	trace   []string
+	answers []string // of commands, for the trace
+	tasks   sync.WaitGroup
+	loud    bool
 }
 
 // site is a cluster: a host, and what runs on it until it crashes or is closed.
@@ -65,8 +64,8 @@ type site struct {
 	faults   int // host calls that may still fail
 	slow     int // appends that still take long
 	running  *broker.Broker
-	gate     *mirror.Coordinator // as c
-	attached []*mirror.Mirror    // as mirrors
+	gate     *mirror.Coordinator      // as c
+	attached map[*link]*mirror.Mirror // as mirrors
 
 	appending int // appends under way
 }
@@ -79,7 +78,7 @@ type link struct {
 }
 
 func newWorld(t *testing.T, h history) *world {
-	w := &world{t: t, rng: &lockedRand{r: rand.New(rand.NewPCG(h.seed, 2))}, partitions: h.partitions, steps: h.steps}
+	w := &world{t: t, rng: &lockedRand{r: rand.New(rand.NewPCG(h.seed, 2))}, history: h}
 	w.judge = newJudge(w)
 	w.loud = os.Getenv("SIM_LOUD") != ""
 	for i := range h.sites {
@@ -99,7 +98,11 @@ func newWorld(t *testing.T, h history) *world {
 
 // play plays the script, and then lets everything come to rest.
 func (w *world) play() {
-	require.NoError(w.t, w.sites[0].host.EnsureTopic(w.t.Context(), mirror.Topic{Name: simTopic, Partitions: w.partitions}))
+	first := mirror.Topic{Name: simTopic, Partitions: w.partitions}
+	if w.grown {
+		first.Partitions = 1
+	}
+	require.NoError(w.t, w.sites[0].host.EnsureTopic(w.t.Context(), first))
 	for _, s := range w.sites {
 		s.open()
 	}
@@ -265,13 +268,19 @@ func (s *site) open() error {
 	if s.w.loud {
 		logger = slog.New(slog.NewTextHandler(os.Stdout, &slog.HandlerOptions{Level: slog.LevelDebug})).With("site", s.name)
 	}
-	c, err := mirror.Open(ctx, watchedHost{s.host, s}, mirror.Logger(logger), mirror.OnEvent(func(e mirror.Event) { s.w.judge.event(s, e) }),
-		mirror.RequestTimeout(3*time.Second), mirror.Backoff(50*time.Millisecond, 5*time.Second))
+	opts := []mirror.Option{
+		mirror.Logger(logger), mirror.OnEvent(func(e mirror.Event) { s.w.judge.event(s, e) }),
+		mirror.RequestTimeout(3 * time.Second), mirror.Backoff(50*time.Millisecond, 5*time.Second),
+	}
+	if s.w.stable {
+		opts = append(opts, mirror.TruncateToStable(1000))
+	}
+	c, err := mirror.Open(ctx, watchedHost{s.host, s}, opts...)
 	if err != nil {
 		return err
 	}
 	s.mu.Lock()
-	s.gate, s.attached = c, nil
+	s.gate, s.attached = c, make(map[*link]*mirror.Mirror)
 	s.mu.Unlock()
 	b, err := broker.New(c, broker.Nodes(simNodes))
 	if err != nil {
@@ -292,7 +301,7 @@ func (s *site) open() error {
 		}
 		s.mirrors[l] = m
 		s.mu.Lock()
-		s.attached = append(s.attached, m)
+		s.attached[l] = m
 		s.mu.Unlock()
 	}
 	s.mu.Lock()
@@ -437,6 +446,7 @@ type cable struct {
 	mu     sync.Mutex
 	cut    bool
 	loseIn int           // answers (reads of the mirror) until one is lost, and its connection with it
+	breaks bool          // that one is the last
 	late   time.Duration // every answer comes that much later
 	plugs  map[*plugged]struct{}
 }
@@ -465,11 +475,18 @@ func (c *cable) plug(conn net.Conn) net.Conn {
 
 func (c *cable) set(cut bool, loseIn int, late time.Duration) {
 	c.mu.Lock()
-	c.cut, c.loseIn, c.late = cut, loseIn, late
+	c.cut, c.loseIn, c.late, c.breaks = cut, loseIn, late, false
 	c.mu.Unlock()
 	if cut {
 		c.unplug()
 	}
+}
+
+// breakIn cuts the cable after so many answers.
+func (c *cable) breakIn(answers int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.cut, c.loseIn, c.late, c.breaks = false, answers, 0, true
 }
 
 // unplug cuts every connection.
@@ -494,10 +511,14 @@ func (p *plugged) Read(b []byte) (int, error) {
 	if c.loseIn > 0 {
 		c.loseIn--
 		lost = c.loseIn == 0
+		c.cut = c.cut || lost && c.breaks
 	}
 	c.mu.Unlock()
 	if lost {
 		p.Conn.Close()
+		if c.isCut() {
+			c.unplug()
+		}
 		return 0, syscall.ECONNRESET
 	}
 	if late > 0 {
