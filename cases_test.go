@@ -136,21 +136,18 @@ func TestRetentionThatOvertakesAMirrorThatMustNotCutFailsIt(t *testing.T) {
 	})
 }
 
-// movable is a source whose address can come to stand for another cluster, or for none.
+// movable is a source whose address can come to stand for another cluster.
 func movable(t *testing.T, first *source) (src mirror.Source, move func(*source)) {
 	t.Helper()
 	var at atomic.Pointer[source]
 	at.Store(first)
 	src = first.broker.Source()
 	src.Transport = &kafka.Transport{Dial: func(ctx context.Context, network, addr string) (net.Conn, error) {
-		if s := at.Load(); s != nil {
-			return s.broker.Dial(ctx, network, addr)
-		}
-		return nil, errors.New("nobody is there")
+		return at.Load().broker.Dial(ctx, network, addr)
 	}}
 	return src, func(s *source) {
-		at.Load().broker.Close()
-		at.Store(s)
+		old := at.Swap(s)
+		require.NoError(t, old.broker.Close()) // cuts the connections
 	}
 }
 

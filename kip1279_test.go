@@ -214,6 +214,19 @@ func TestKIP_3_3_Reconcile(t *testing.T) {
 		mend()
 		require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
 	})
+	kip(t, "nor is one that only the partition could not write", func(t *testing.T) {
+		_, b, m := mirrored(t, 1)
+		var writes atomic.Int32
+		mend := failing(b.host, func(op memlog.Op, topic string, _ int32) bool {
+			return op == memlog.OpAppend && topic == mirror.StateTopic && writes.Add(1) > 1 // the wish, and no more
+		})
+		require.NoError(t, m.Pause(t.Context(), "orders"))
+		require.Equal(t, mirror.Mirroring, inState(t, m, 0, mirror.Failed).Before)
+		pass(time.Hour)
+		require.Equal(t, mirror.Failed, state(t, m, "orders", 0).State)
+		mend()
+		inState(t, m, 0, mirror.Paused)
+	})
 	kip(t, "what a state does is done after a crash, once more", func(t *testing.T) {
 		a := newSource(t)
 		a.create("orders", 1)
@@ -405,6 +418,29 @@ func TestKIP_3_6_SourceTopicDeleted(t *testing.T) {
 		caughtUp(t, m)
 		equal(t, a, b, "orders", 1)
 	})
+	kip(t, "a topic that is missed once is not taken for deleted", func(t *testing.T) {
+		a, ev := newSource(t), new(events)
+		a.create("orders", 1)
+		a.write("orders", 0, 10)
+		src, move := movable(t, a)
+		m := mirrorOf(t, src, memlog.New(), mirror.OnEvent(ev.add), mirror.Backoff(10*time.Second, time.Minute))
+		require.NoError(t, m.AddTopics(t.Context(), "orders"))
+		caughtUp(t, m)
+		pass(time.Minute)
+		move(sourceOn(t, memlog.New(memlog.ClusterID(a.host.ClusterID())))) // a broker that has not heard of it yet
+		pass(5 * time.Second)
+		require.Contains(t, state(t, m, "orders", 0).Reason, "does not exist at the source")
+		again, err := broker.New(a.c)
+		require.NoError(t, err)
+		a.broker = again
+		move(a)
+		a.write("orders", 0, 1)
+		caughtUp(t, m)
+		requireSame(t, a, m, "orders", 1)
+		for _, e := range ev.of(mirror.StateChanged) {
+			require.NotEqual(t, mirror.Failed.String(), e.After)
+		}
+	})
 	// Row "Source topic deleted": the older text's way is an option.
 	kip(t, "stop on delete makes it writable", func(t *testing.T) {
 		a, b, m := mirrored(t, 1, mirror.StopOnSourceDelete())
@@ -549,6 +585,9 @@ func TestKIP_4_3_Alignment(t *testing.T) {
 		a.write("orders", 0, 5)
 		caughtUp(t, second)
 		require.NoError(t, second.Remove(within(t, time.Minute), "orders"))
+		for _, x := range []*mirror.Mirror{m, second} {
+			require.ErrorContains(t, x.AddTopics(t.Context(), "orders"), "offset 15")
+		}
 		b.write("orders", 0, 2)
 
 		back := linked(t, "third", a, b)
@@ -805,9 +844,12 @@ func TestKIP_4_5_Stopping(t *testing.T) {
 		appendTo(t, q, batch.AppendControl(nil, 0, 0, 3, 0, batch.Control{Type: batch.ControlCommit}, 0))
 		require.Equal(t, 10+4+4+2, committed(t, b, 0))
 	})
-	for name, when := range map[string]func(op memlog.Op, topic string, position bool) bool{
-		"a position that can't be stored keeps the topic read-only": func(op memlog.Op, topic string, position bool) bool {
-			return op == memlog.OpAppend && topic == mirror.StateTopic && position
+	for name, when := range map[string]func(op memlog.Op, topic string, synced bool) bool{
+		"a reset that can't be synced keeps the topic read-only": func(op memlog.Op, topic string, synced bool) bool {
+			return op == memlog.OpSync && topic == "orders" && synced
+		},
+		"a position that can't be stored keeps the topic read-only": func(op memlog.Op, topic string, synced bool) bool {
+			return op == memlog.OpAppend && topic == mirror.StateTopic && synced
 		},
 		"a marker that can't be appended keeps the topic read-only": func(op memlog.Op, topic string, _ bool) bool {
 			return op == memlog.OpAppend && topic == "orders"
@@ -819,10 +861,11 @@ func TestKIP_4_5_Stopping(t *testing.T) {
 			caughtUp(t, m)
 			var synced atomic.Bool // the log's sync comes before the position
 			mend := failing(b.host, func(op memlog.Op, topic string, _ int32) bool {
+				before := synced.Load()
 				if op == memlog.OpSync && topic == "orders" {
 					synced.Store(true)
 				}
-				return when(op, topic, synced.Load())
+				return when(op, topic, before)
 			})
 			require.ErrorIs(t, m.Remove(within(t, time.Minute), "orders"), mirror.ErrFailed)
 			st := state(t, m, "orders", 0)
