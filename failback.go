@@ -164,14 +164,17 @@ func (c *Coordinator) ownPosition(topic string, id TopicID, partition int32, clu
 	return best, ok
 }
 
-// beginRound takes a topic into a round, or leaves everything as it was. The caller holds the topic's command, or it is new.
+// beginRound takes a topic into a round, or leaves everything as it was. The caller holds the topic's command and its claim.
 func (m *Mirror) beginRound(ctx context.Context, t *mirrorTopic, h how) error {
+	before := m.remember(t)
+	if err := m.matchPartitions(ctx, t); err != nil {
+		return errors.Join(err, before.restore(ctx, untouched))
+	}
 	if t.written() { // a look without closing the gate: a boot of a program that has taken over must not hold up its writers
 		if _, _, err := m.chooseRounds(ctx, t, h); err != nil {
-			return err
+			return errors.Join(err, before.restore(ctx, untouched))
 		}
 	}
-	before := m.remember(t)
 	m.c.gate.closeTopic(t.name, m.name, int32(len(t.partitions())))
 	err := t.drain(ctx)
 	var rounds map[*replica]round
@@ -180,32 +183,79 @@ func (m *Mirror) beginRound(ctx context.Context, t *mirrorTopic, h how) error {
 		rounds, upstreams, err = m.chooseRounds(ctx, t, h)
 	}
 	if err != nil {
-		return errors.Join(err, before.restore(ctx, false))
+		return errors.Join(err, before.restore(ctx, shut))
 	}
 	if err := m.persistRounds(ctx, t, rounds, upstreams); err != nil {
-		return errors.Join(err, before.restore(ctx, true)) // it may have been written all the same
+		return errors.Join(err, before.restore(ctx, persisted)) // it may have been written all the same
 	}
+	m.show(t, rounds, upstreams)
 	p, err := m.askPeer(ctx, t)
 	if err == nil && p.active != "" {
 		err = hint(fmt.Errorf("%w: %s", ErrPeerActive, p.active), "Remove it there first, then add it again")
 	}
 	if err != nil {
-		return errors.Join(err, before.restore(ctx, true))
+		return errors.Join(err, before.restore(ctx, persisted))
 	}
-	for r, v := range rounds {
-		v.Confirmed = true
+	for r := range rounds {
 		r.mu.Lock()
-		r.round, r.stored = v, stored{state: Preparing, before: Unknown, epoch: r.stored.epoch + 1}
+		r.round.Confirmed = true
 		r.mu.Unlock()
 	}
-	m.mu.Lock()
-	t.wished, t.upstreams = Mirroring, upstreams
-	m.topics[t.name] = t
-	m.mu.Unlock()
+	m.tried(t)
 	m.refreshSoon()
 	for r := range rounds {
 		r.kick()
 	}
+	return nil
+}
+
+// show lets the peer, if it asks, see PREPARING before it is asked the second time. Nothing is done about it until tried.
+func (m *Mirror) show(t *mirrorTopic, rounds map[*replica]round, upstreams []string) {
+	m.mu.Lock()
+	t.trying, t.wished, t.upstreams = true, Mirroring, upstreams
+	m.topics[t.name] = t
+	m.mu.Unlock()
+	for r, v := range rounds {
+		r.mu.Lock()
+		r.round, r.stored = v, stored{state: Preparing, before: Unknown, epoch: r.stored.epoch + 1}
+		r.mu.Unlock()
+	}
+}
+
+func (m *Mirror) tried(t *mirrorTopic) {
+	m.mu.Lock()
+	t.trying = false
+	m.mu.Unlock()
+}
+
+// matchPartitions refuses a topic that has more partitions here than at the source, and takes in those that the host has added since
+// the topic was stopped: their records are asked about like all others.
+func (m *Mirror) matchPartitions(ctx context.Context, t *mirrorTopic) error {
+	found, err := m.look(ctx, []string{t.name})
+	if err != nil {
+		return err
+	}
+	meta := found[t.name]
+	if meta.Name == "" || meta.Err != nil {
+		return hint(fmt.Errorf("%w at the source (%v)", ErrUnknownTopic, meta.Err), "check the topic there")
+	}
+	here, err := m.c.listTopics(ctx)
+	if err != nil {
+		return err
+	}
+	local, theirs := here[t.name].Partitions, int32(len(meta.Partitions))
+	if local > theirs {
+		return hint(fmt.Errorf("topic has %d partitions here, %d at the source: partitions are never removed", local, theirs), "grow it at the source first")
+	}
+	m.mu.Lock()
+	for num := int32(len(t.replicas)); num < local; num++ {
+		r := newReplica(t, num)
+		r.round.Existed, r.round.Open = true, true
+		t.replicas = append(t.replicas, r)
+	}
+	t.confirmed = TopicID(meta.ID) == t.id
+	m.mu.Unlock()
+	t.led(meta)
 	return nil
 }
 
@@ -345,42 +395,85 @@ func (m *Mirror) persistRounds(ctx context.Context, t *mirrorTopic, rounds map[*
 
 // memory is a topic as it was before a round was tried.
 type memory struct {
-	m    *Mirror
-	t    *mirrorTopic
-	recs []statelog.Record
-	new  bool
+	m        *Mirror
+	t        *mirrorTopic
+	new      bool
+	wished   wish
+	chain    []string
+	replicas []*replica
+	rounds   []round
+	states   []stored
 }
 
+// depth is how far a try has come.
+type depth int
+
+const (
+	untouched depth = iota
+	shut            // the gate was closed
+	persisted       // PREPARING may be in the state
+)
+
 func (m *Mirror) remember(t *mirrorTopic) memory {
-	mem := memory{m: m, t: t, new: m.topic(t.name) == nil}
-	keys := []statelog.Key{t.key()}
-	for _, r := range t.partitions() {
-		keys = append(keys, r.key(typeRound), r.key(statelog.TypePartitionState))
-	}
-	for _, k := range keys {
-		b, _ := m.c.store.Get(k) // nil: there was none
-		mem.recs = append(mem.recs, statelog.Record{Key: k, Value: b})
+	mem := memory{m: m, t: t, new: m.topic(t.name) == nil, wished: t.wishedNow(), chain: t.chain(), replicas: t.partitions()}
+	for _, r := range mem.replicas {
+		r.mu.Lock()
+		mem.rounds, mem.states = append(mem.rounds, r.round), append(mem.states, r.stored)
+		r.mu.Unlock()
 	}
 	return mem
 }
 
-// restore opens the gate as it was; if records were written, they are first taken back. It must happen even if the caller has given
-// up by now.
-func (mem memory) restore(ctx context.Context, written bool) error {
-	if written {
-		if err := mem.m.c.put(context.WithoutCancel(ctx), mem.recs...); err != nil {
+// restore takes a try back: first what was persisted, then what others can see, then the gate. It must happen even if the caller has
+// given up by now.
+func (mem memory) restore(ctx context.Context, d depth) error {
+	m, t := mem.m, mem.t
+	tried := t.partitions()
+	if d == persisted {
+		keys := []statelog.Key{t.key()}
+		for _, r := range tried {
+			keys = append(keys, r.key(typeRound), r.key(statelog.TypePartitionState))
+		}
+		recs := make([]statelog.Record, 0, len(keys))
+		for _, k := range keys {
+			recs = append(recs, statelog.Record{Key: k}) // as if it had never been
+		}
+		if !mem.new {
+			recs = recs[:0]
+			recs = append(recs, record(t.key(), topicRecord{t.name, mem.wished, int32(len(mem.replicas)), mem.chain}))
+			for i, r := range mem.replicas {
+				recs = append(recs, r.roundRecord(mem.rounds[i]), r.stateRecord(mem.states[i]))
+			}
+			for _, r := range tried[len(mem.replicas):] {
+				recs = append(recs, statelog.Record{Key: r.key(typeRound)}, statelog.Record{Key: r.key(statelog.TypePartitionState)})
+			}
+		}
+		if err := m.c.put(context.WithoutCancel(ctx), recs...); err != nil {
+			m.tried(t)
 			return fmt.Errorf("take back what was persisted; the topic stays read-only: %w", err)
 		}
 	}
-	if mem.new {
-		if owner := mem.m.c.ownerOf(mem.t.name); owner != nil { // stopped in another mirror
-			mem.m.c.gateOf(owner)
-		} else {
-			mem.m.c.gate.release(mem.t.name)
-		}
+	m.mu.Lock()
+	t.wished, t.upstreams, t.replicas = mem.wished, mem.chain, mem.replicas
+	if mem.new && m.topics[t.name] == t {
+		delete(m.topics, t.name)
+	}
+	m.mu.Unlock()
+	for i, r := range mem.replicas {
+		r.mu.Lock()
+		r.round, r.stored = mem.rounds[i], mem.states[i]
+		r.mu.Unlock()
+	}
+	m.tried(t)
+	m.changed.broadcast()
+	if d == untouched {
 		return nil
 	}
-	mem.m.c.gateOf(mem.t)
+	if owner := m.c.ownerOf(t.name); owner != nil { // this one, or the mirror that has stopped it
+		m.c.gateOf(owner)
+	} else {
+		m.c.gate.release(t.name)
+	}
 	return nil
 }
 
@@ -390,6 +483,9 @@ func (c *Coordinator) gateOf(t *mirrorTopic) {
 	c.gate.closeTopic(t.name, t.m.name, int32(len(replicas)))
 	for _, r := range replicas {
 		c.gate.setOpen(t.name, r.num, r.isTakenOver())
+	}
+	if t.over() && !slices.ContainsFunc(replicas, func(r *replica) bool { return !r.isTakenOver() }) {
+		c.gate.openRest(t.name)
 	}
 }
 

@@ -98,6 +98,7 @@ type mirrorTopic struct {
 	upstreams []string // clusters that the source mirrors the topic from, and so on up
 	replicas  []*replica
 	confirmed bool // the source says that its topic has this id
+	trying    bool // a round is being tried: nothing is done until it is certain
 	missing   int  // refreshes in a row that did not find it at the source
 }
 
@@ -289,7 +290,7 @@ func (t *mirrorTopic) record(wished wish, partitions int32) statelog.Record {
 func (t *mirrorTopic) wish() (w wish, able bool) {
 	t.m.mu.Lock()
 	defer t.m.mu.Unlock()
-	return t.wished, t.m.started && t.m.client != nil || t.wished == Stopped
+	return t.wished, !t.trying && (t.m.started && t.m.client != nil || t.wished == Stopped)
 }
 
 func (t *mirrorTopic) partitions() []*replica {

@@ -308,6 +308,10 @@ func (m *Mirror) add(ctx context.Context, name string, meta wire.TopicMeta, h ho
 		return err
 	}
 	t.id, t.confirmed = first.ID, TopicID(meta.ID) == first.ID
+	if err := t.command.acquire(ctx); err != nil { // others can see it before it is certain
+		return err
+	}
+	defer t.command.release()
 	return m.beginRound(ctx, t, h)
 }
 
