@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/clustermirror/mirror/internal/batch"
@@ -232,6 +233,20 @@ func (r *replica) carryOut(ctx context.Context, p *Partition, e cutEntry) error 
 	return r.finish(ctx, p, e)
 }
 
+// leaveEpoch raises the leader epoch if the log has batches of it, which are about to go: whoever remembers one of them must be
+// fenced and look again.
+func (p *Partition) leaveEpoch(ctx context.Context) error {
+	return p.change(ctx, func(ctx context.Context) error {
+		p.mu.Lock()
+		epoch, latest := p.epoch, p.sum.Epochs().Latest()
+		p.mu.Unlock()
+		if latest < 0 || latest < epoch || latest == math.MaxInt32 {
+			return nil
+		}
+		return p.setEpoch(ctx, latest+1)
+	})
+}
+
 // finishCut carries out and reports what an earlier run announced.
 func (r *replica) finishCut(ctx context.Context, p *Partition) error {
 	e, ok, err := get[cutEntry](r.m.c.store, r.key(typeCut))
@@ -242,7 +257,10 @@ func (r *replica) finishCut(ctx context.Context, p *Partition) error {
 }
 
 func (r *replica) finish(ctx context.Context, p *Partition, e cutEntry) error {
-	var err error
+	err := p.leaveEpoch(ctx)
+	if err != nil {
+		return err
+	}
 	if e.Reset {
 		if start, end := p.Bounds(); start != e.Target || end != e.Target {
 			err = p.reset(ctx, e.Target)

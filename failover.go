@@ -115,6 +115,11 @@ func (r *replica) position(ctx context.Context, p *Partition, rd round) (round, 
 			return rd, nil, err
 		}
 	}
+	if before := (Position{rd.Epoch, rd.Offset}); rd.Known && !(Position{epoch, end}).beats(before) {
+		// The source has lost something since, so the numbers are not greater, and yet this is the later takeover. An epoch above
+		// the last one's says so; more is not kept for it, since the cut goes to the smaller of the offset and the epoch's end.
+		epoch = max(epoch, p.LeaderEpoch())
+	}
 	rd.Stored, rd.Epoch, rd.Offset = true, epoch, end
 	return rd, []statelog.Record{{Key: r.key(statelog.TypePosition), Value: statelog.Position{Epoch: epoch, Offset: end}.Append(nil)}}, nil
 }

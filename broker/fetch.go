@@ -226,9 +226,6 @@ func (b *Broker) compare(ctx context.Context, w *want, start int64, f *found) er
 		f.code = offsetOutOfRange
 		return nil
 	}
-	if w.lastEpoch == w.part.LeaderEpoch() {
-		epoch = w.lastEpoch // Kafka's table has the current epoch also before its first batch
-	}
 	if epoch < w.lastEpoch || end < w.offset {
 		f.diverging = true
 		f.divergence.Epoch, f.divergence.EndOffset = epoch, end
