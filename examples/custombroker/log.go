@@ -32,6 +32,7 @@ type partition struct {
 	batches    []mirror.Batch
 }
 
+// NewLog has no topics yet.
 func NewLog() *Log { return &Log{id: "custom-" + rand.Text(), topics: make(map[string]*topic)} }
 
 // add gives batches of a producer the next offsets and the leader epoch, and keeps them. The CRC covers neither.
@@ -62,8 +63,10 @@ func (l *Log) find(name string, num int32) (*partition, error) {
 	return nil, fmt.Errorf("%s-%d: %w", name, num, mirror.ErrUnknownPartition)
 }
 
+// ClusterID tells this cluster from others.
 func (l *Log) ClusterID() string { return l.id }
 
+// Topics lists what there is.
 func (l *Log) Topics(context.Context) (list []mirror.Topic, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -75,6 +78,7 @@ func (l *Log) Topics(context.Context) (list []mirror.Topic, err error) {
 	return list, nil
 }
 
+// EnsureTopic creates a topic or grows it.
 func (l *Log) EnsureTopic(_ context.Context, want mirror.Topic) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -96,6 +100,7 @@ func (l *Log) EnsureTopic(_ context.Context, want mirror.Topic) error {
 	return nil
 }
 
+// OpenLog opens one partition.
 func (l *Log) OpenLog(_ context.Context, name string, num int32) (mirror.Log, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
