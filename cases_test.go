@@ -460,7 +460,7 @@ func TestACutIsReportedAfterACrash(t *testing.T) {
 		})
 		require.NoError(t, a.broker.Lag("orders", 0, 2, 2))
 		require.NoError(t, a.broker.Elect("orders", 0, 2, true))
-		eventually(t, "cut", func() bool { return cut.Load() })
+		eventually(t, "cut", cut.Load)
 		synctest.Wait()
 		crashed := host.Crash(rng(1))
 		_ = c.Close() // its host answers nothing any more

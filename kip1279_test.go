@@ -511,7 +511,7 @@ func TestKIP_4_1_AppendPath(t *testing.T) {
 		a.write("orders", 0, 5)
 		caughtUp(t, m)
 		p := c.partition("orders", 0)
-		require.Greater(t, p.LeaderEpoch(), int32(0))
+		require.Positive(t, p.LeaderEpoch())
 		epoch, end, err := p.EpochEnd(t.Context(), p.LeaderEpoch())
 		require.NoError(t, err)
 		require.Equal(t, [2]int64{0, 15}, [2]int64{int64(epoch), end}, "the last epoch of the table and the log's end")
@@ -955,7 +955,7 @@ func TestKIP_4_7_OutOfRange(t *testing.T) {
 		caughtUp(t, m)
 		st := state(t, m, "orders", 0)
 		require.Equal(t, [2]int64{13, 20}, [2]int64{st.Start, st.End})
-		require.Equal(t, 7, len(records(t, b, 13)))
+		require.Len(t, records(t, b, 13), 7)
 		require.Equal(t, content(t, a.partition("orders", 0), 13), content(t, b.partition("orders", 0), 13), "the whole batch is kept")
 	})
 	kip(t, "gaps of a compacted source stay gaps", func(t *testing.T) {
@@ -1131,7 +1131,7 @@ func TestKIP_10_5_Lag(t *testing.T) {
 		require.NoError(t, err)
 		st := state(t, detached, "orders", 0)
 		require.Equal(t, int64(-1), st.Lag)
-		require.Equal(t, -1.0, st.LagTime)
+		require.Negative(t, st.LagTime)
 		require.Regexp(t, `orders +0 +MIRRORING +\w+ +0 +\d+ +- +- +-`, detached.Describe().String())
 	})
 }
