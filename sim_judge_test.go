@@ -533,7 +533,7 @@ func (j *judge) look() {
 func (j *judge) lookAt(s *site, num int32) {
 	ctx := context.WithValue(j.w.t.Context(), unwatched{}, true)
 	p, err := s.c.Partition(ctx, simTopic, num)
-	if errors.Is(err, mirror.ErrUnknownPartition) {
+	if errors.Is(err, mirror.ErrUnknownPartition) || errors.Is(err, mirror.ErrClosed) { // not made yet; a crash just now
 		return
 	}
 	if err != nil {
@@ -546,7 +546,7 @@ func (j *judge) lookAt(s *site, num int32) {
 		if !ok {
 			continue
 		}
-		if gate == nil && st.State != mirror.Stopped {
+		if gate == nil && st.State != mirror.Stopped && st.State != mirror.Unknown {
 			j.accuse("%s: the gate of partition %d is open in state %s", l.name, num, st.State)
 		}
 		j.mu.Lock()
