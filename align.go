@@ -190,6 +190,64 @@ func (r *replica) ask(ctx context.Context, l lineage, leader, epoch int32, sourc
 	}
 }
 
+// byPosition cuts to the last mirrored position that the round begins with: what lies above was written here.
+func (r *replica) byPosition(ctx context.Context, p *Partition) error {
+	r.mu.Lock()
+	rd := r.round
+	r.mu.Unlock()
+	if rd.Aligned || !rd.Known && !rd.Empty {
+		return nil
+	}
+	l, err := p.lineage(ctx)
+	if err != nil || l.start == l.end {
+		return err
+	}
+	if rd.Empty {
+		return r.restart(ctx, p, l, l.end, "Overwrite of a log that was never mirrored")
+	}
+	to := l.byPosition(Position{rd.Epoch, rd.Offset})
+	if to >= l.end {
+		return nil
+	}
+	commits, err := p.commits(ctx, to)
+	if err != nil {
+		return err
+	}
+	return r.carryOut(ctx, p, cutEntry{
+		From: to, To: l.end, Target: to, Reset: to < l.start, Commits: commits,
+		Reason: fmt.Sprintf("written here after the last mirrored position (epoch %d, offset %d)", rd.Epoch, rd.Offset),
+	})
+}
+
+// commits are the producers that committed a transaction from an offset on, and where their marker is. If one was open at a
+// cut there, the other side has aborted it: its records below the cut are no longer visible, and that is a loss too.
+func (p *Partition) commits(ctx context.Context, from int64) (map[int64]int64, error) {
+	commits := make(map[int64]int64)
+	buf := make([]byte, 4096)
+	start, end := p.Bounds()
+	for from = max(from, start); from < end; {
+		n, err := p.Read(ctx, from, buf)
+		if err != nil || n == 0 {
+			return commits, err
+		}
+		h, err := batch.Parse(buf[:n])
+		if err != nil {
+			return nil, fmt.Errorf("read %s at offset %d: %w", p, from, err)
+		}
+		if h.Control() && h.Records > 0 {
+			c, err := batch.ParseControl(buf[:n])
+			if err != nil {
+				return nil, fmt.Errorf("read %s at offset %d: %w", p, from, err)
+			}
+			if _, seen := commits[h.ProducerID]; c.Type == batch.ControlCommit && !seen {
+				commits[h.ProducerID] = h.Base
+			}
+		}
+		from = h.Next()
+	}
+	return commits, nil
+}
+
 // cutEntry is a cut that is not reported yet: persisted before it, closed after the report.
 type cutEntry struct {
 	From, To int64 // what is dropped, or was never got

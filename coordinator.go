@@ -47,6 +47,7 @@ type Coordinator struct {
 	mirrors map[string]*Mirror
 	topics  map[string]Topic // of the host, as last listed
 	parts   map[partitionKey]*opening
+	opens   int64                   // so many partitions were opened
 	pieces  map[partitionID][]int64 // checkpoints of partitions that were not opened yet
 	claims  map[string]lock         // by topic: one AddTopics at a time
 }
@@ -59,6 +60,7 @@ type partitionKey struct {
 // opening is a partition that is open, or about to be.
 type opening struct {
 	ready chan struct{}
+	nth   int64 // which opening it was
 	part  *Partition
 	err   error
 }
@@ -166,6 +168,8 @@ func (c *Coordinator) Partition(ctx context.Context, topic string, partition int
 		o := c.parts[key]
 		if o == nil {
 			o = &opening{ready: make(chan struct{})}
+			c.opens++
+			o.nth = c.opens
 			c.parts[key] = o
 			c.mu.Unlock()
 			o.part, o.err = c.open(ctx, key)
@@ -225,6 +229,9 @@ func (c *Coordinator) topic(ctx context.Context, name string, partition int32) (
 }
 
 func (c *Coordinator) listTopics(ctx context.Context) (map[string]Topic, error) {
+	c.mu.Lock()
+	before := c.opens
+	c.mu.Unlock()
 	list, err := c.host.Topics(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("list the host's topics: %w", err)
@@ -239,7 +246,8 @@ func (c *Coordinator) listTopics(ctx context.Context) (map[string]Topic, error) 
 	for key, o := range c.parts {
 		select {
 		case <-o.ready:
-			if t := topics[key.topic]; o.err == nil && t.ID != o.part.id { // deleted, and perhaps made anew
+			// Deleted, and perhaps made anew; what was opened since the host was asked may be newer than its answer.
+			if t := topics[key.topic]; o.err == nil && o.nth <= before && t.ID != o.part.id {
 				gone = append(gone, o.part)
 			}
 		default: // being opened

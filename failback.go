@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/clustermirror/mirror/internal/batch"
 	"github.com/clustermirror/mirror/internal/statelog"
 	"github.com/clustermirror/mirror/internal/wire"
 )
@@ -162,6 +163,33 @@ func (c *Coordinator) ownPosition(topic string, id TopicID, partition int32, clu
 		}
 	}
 	return best, ok
+}
+
+// resume begins a new round of a stopped topic.
+func (m *Mirror) resume(ctx context.Context, t *mirrorTopic, h how) error {
+	release, err := m.c.claim(ctx, t.name)
+	if err != nil {
+		return err
+	}
+	defer release()
+	return m.resumeClaimed(ctx, t, h)
+}
+
+func (m *Mirror) resumeClaimed(ctx context.Context, t *mirrorTopic, h how) error {
+	if owner := m.c.ownerOf(t.name); owner != nil && owner.m != m && !owner.over() {
+		return hint(fmt.Errorf("%w: %s", ErrTopicOwned, owner.m.name), "Remove it there first")
+	}
+	if err := t.command.acquire(ctx); err != nil {
+		return err
+	}
+	defer t.command.release()
+	if t.wishedNow() != Stopped {
+		return nil // another call was faster
+	}
+	if err := t.await(ctx, Stopped); err != nil {
+		return err
+	}
+	return m.beginRound(ctx, t, h)
 }
 
 // beginRound takes a topic into a round, or leaves everything as it was. The caller holds the topic's command and its claim.
@@ -391,6 +419,26 @@ func (m *Mirror) persistRounds(ctx context.Context, t *mirrorTopic, rounds map[*
 		recs = append(recs, r.roundRecord(v), r.stateRecord(stored{state: Preparing, before: Unknown, epoch: r.stored.epoch + 1}))
 	}
 	return m.c.put(context.WithoutCancel(ctx), recs...) // a write that nobody waits for may still happen
+}
+
+// hasData says whether there is a batch from an offset on that a consumer can see.
+func (p *Partition) hasData(ctx context.Context, from int64) (bool, error) {
+	var head [batch.HeaderSize]byte
+	for _, end := p.Bounds(); from < end; {
+		n, err := p.Read(ctx, from, head[:])
+		if err != nil || n == 0 {
+			return false, err
+		}
+		h, err := batch.Parse(head[:n])
+		if err != nil {
+			return false, fmt.Errorf("read %s at offset %d: %w", p, from, err)
+		}
+		if !h.Control() {
+			return true, nil
+		}
+		from = h.Next()
+	}
+	return false, nil
 }
 
 // memory is a topic as it was before a round was tried.

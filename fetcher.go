@@ -641,6 +641,34 @@ func (f *fetcher) finish(ctx context.Context, w fetched, err error) {
 	}
 }
 
+// absorb appends what was fetched, unless it was fetched for a position that holds no more.
+func (r *replica) absorb(ctx context.Context, w fetched) error {
+	if err := r.appending.acquire(ctx); err != nil {
+		return nil // the loop is ending: the next one fetches it again
+	}
+	defer r.appending.release()
+	r.mu.Lock()
+	p, current := r.part, r.gen == w.c.gen
+	r.mu.Unlock()
+	if !current {
+		return nil
+	}
+	if len(w.bytes) > 0 {
+		if err := p.mirror(ctx, w); err != nil {
+			return err
+		}
+		r.progressed(len(w.bytes))
+	}
+	start, end := p.Bounds()
+	if w.logStart > start {
+		if err := p.advance(ctx, min(w.logStart, end)); err != nil {
+			return err
+		}
+	}
+	r.seen(w.logStart, w.sourceEnd, end)
+	return nil
+}
+
 // budget bounds the bytes that wait to be appended.
 type budget struct {
 	sem  *semaphore.Weighted

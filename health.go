@@ -1,9 +1,7 @@
 package mirror
 
 import (
-	"context"
 	"fmt"
-	"math"
 	"time"
 )
 
@@ -132,75 +130,4 @@ func (f *fetcher) reconnect() {
 		f.asked.Store(true)
 		s.Close()
 	}
-}
-
-// absorb appends what was fetched, unless it was fetched for a position that holds no more.
-func (r *replica) absorb(ctx context.Context, w fetched) error {
-	if err := r.appending.acquire(ctx); err != nil {
-		return nil // the loop is ending: the next one fetches it again
-	}
-	defer r.appending.release()
-	r.mu.Lock()
-	p, current := r.part, r.gen == w.c.gen
-	r.mu.Unlock()
-	if !current {
-		return nil
-	}
-	if len(w.bytes) > 0 {
-		if err := p.mirror(ctx, w); err != nil {
-			return err
-		}
-		r.progressed(len(w.bytes))
-	}
-	start, end := p.Bounds()
-	if w.logStart > start {
-		if err := p.advance(ctx, min(w.logStart, end)); err != nil {
-			return err
-		}
-	}
-	r.seen(w.logStart, w.sourceEnd, end)
-	return nil
-}
-
-// mirror appends batches of the source verbatim.
-func (p *Partition) mirror(ctx context.Context, w fetched) error {
-	if err := p.keepAbove(ctx, w.epoch); err != nil {
-		return err
-	}
-	inside := int64(-1)
-	err := p.change(ctx, func(ctx context.Context) error {
-		if start, end := p.log.Bounds(); start == end && w.base < end {
-			// The wanted start lies inside the batch: the whole batch is kept, and the offsets below the start are not read.
-			inside = end
-			if err := p.emptyAt(ctx, w.base); err != nil {
-				return err
-			}
-		}
-		return p.store(ctx, w.bytes)
-	})
-	if err != nil || inside < 0 {
-		return err
-	}
-	return p.advance(ctx, inside)
-}
-
-// lastEpochs are kept for takeovers: near the greatest number the leader epoch only keeps up with the source's.
-const lastEpochs = math.MaxInt32 - 1000
-
-// keepAbove raises the leader epoch here before a batch that needs it is visible (KIP-1279: never below a source epoch; raised by ten
-// when that comes within three, so that it is rarely done).
-func (p *Partition) keepAbove(ctx context.Context, sourceEpoch int32) error {
-	enough := func() bool {
-		epoch := p.LeaderEpoch()
-		return sourceEpoch <= epoch-3 || sourceEpoch <= epoch && epoch >= lastEpochs
-	}
-	if enough() {
-		return nil
-	}
-	return p.change(ctx, func(ctx context.Context) error {
-		if enough() {
-			return nil
-		}
-		return p.setEpoch(ctx, max(sourceEpoch, min(sourceEpoch, lastEpochs-10)+10))
-	})
 }

@@ -567,6 +567,49 @@ func (p *Partition) advance(ctx context.Context, start int64) error {
 	})
 }
 
+// mirror appends batches of the source verbatim.
+func (p *Partition) mirror(ctx context.Context, w fetched) error {
+	if err := p.keepAbove(ctx, w.epoch); err != nil {
+		return err
+	}
+	inside := int64(-1)
+	err := p.change(ctx, func(ctx context.Context) error {
+		if start, end := p.log.Bounds(); start == end && w.base < end {
+			// The wanted start lies inside the batch: the whole batch is kept, and the offsets below the start are not read.
+			inside = end
+			if err := p.emptyAt(ctx, w.base); err != nil {
+				return err
+			}
+		}
+		return p.store(ctx, w.bytes)
+	})
+	if err != nil || inside < 0 {
+		return err
+	}
+	return p.advance(ctx, inside)
+}
+
+// lastEpochs are kept for takeovers: near the greatest number the leader epoch only keeps up with the source's.
+const lastEpochs = math.MaxInt32 - 1000
+
+// keepAbove raises the leader epoch here before a batch that needs it is visible (KIP-1279: never below a source epoch; raised by ten
+// when that comes within three, so that it is rarely done).
+func (p *Partition) keepAbove(ctx context.Context, sourceEpoch int32) error {
+	enough := func() bool {
+		epoch := p.LeaderEpoch()
+		return sourceEpoch <= epoch-3 || sourceEpoch <= epoch && epoch >= lastEpochs
+	}
+	if enough() {
+		return nil
+	}
+	return p.change(ctx, func(ctx context.Context) error {
+		if enough() {
+			return nil
+		}
+		return p.setEpoch(ctx, max(sourceEpoch, min(sourceEpoch, lastEpochs-10)+10))
+	})
+}
+
 // tip is where fetching goes on: the log's end, and the last epoch before it (-1 if unknown).
 func (p *Partition) tip(ctx context.Context) (end int64, epoch int32, err error) {
 	err = p.know(ctx, func(s *summary.Summary) { end, epoch = s.End(), s.Epochs().Latest() })
