@@ -1,0 +1,606 @@
+package mirror_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/clustermirror/mirror"
+	"github.com/clustermirror/mirror/broker"
+	"github.com/clustermirror/mirror/internal/batch"
+	"github.com/clustermirror/mirror/memlog"
+)
+
+// stoppable mirrors from a source that answers nothing more once stop is called.
+func stoppable(t *testing.T, s *source) (m *mirror.Mirror, stop func()) {
+	t.Helper()
+	var silent atomic.Bool
+	m = mirrorOf(t, s.spoiled(func(c net.Conn) net.Conn {
+		return &readConn{c, func(n int, _ []byte) (int, error) {
+			if silent.Load() {
+				return 0, nil // swallowed
+			}
+			return n, nil
+		}}
+	}), memlog.New())
+	return m, func() { silent.Store(true) }
+}
+
+// Partitions that are stopped at the same time: the floor is the highest producer id of all of them.
+func TestTheProducerIDFloorIsTheHighestOfAllPartitions(t *testing.T) {
+	for range 20 {
+		inBubble(t, func(t *testing.T) {
+			s := newSource(t)
+			s.create("orders", 8)
+			for i := range int32(8) {
+				appendTo(t, s.partition("orders", i), produced(2, int64(1000*(8-i)), false))
+			}
+			host := memlog.New()
+			m := newMirror(t, s, host)
+			require.NoError(t, m.AddTopics(t.Context(), "orders"))
+			caughtUp(t, m)
+			host.Fail(func(_ context.Context, op memlog.Op, _ string, _ int32) error {
+				if op == memlog.OpSync {
+					pass(5 * time.Millisecond) // as a disk
+				}
+				return nil
+			})
+			require.NoError(t, m.Remove(t.Context(), "orders"))
+			host.Fail(nil)
+			require.Equal(t, int64(8000), m.Coordinator().ProducerIDFloor())
+		})
+	}
+}
+
+// A cut that was carried out, and whose report could not be closed: a takeover long after does not carry it out once more.
+func TestACutIsNotCarriedOutAgainAtTheTakeover(t *testing.T) {
+	for name, hiccup := range map[string]bool{"paused and resumed": false, "retried after another failure": true} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				s := newSource(t, broker.Nodes(2))
+				s.create("orders", 1)
+				s.write("orders", 0, 10)
+				require.NoError(t, s.broker.Elect("orders", 0, 1, false))
+				var broken atomic.Bool
+				host := memlog.New()
+				m := newMirror(t, s, able{host, func(int64) error { return nil }, func(int64) error {
+					if broken.Load() {
+						return errDisk
+					}
+					return nil
+				}})
+				require.NoError(t, m.AddTopics(t.Context(), "orders"))
+				s.write("orders", 0, 1, 1, 1)
+				caughtUp(t, m)
+				if hiccup { // a failure while MIRRORING, with nothing to fetch afterwards
+					var once atomic.Bool
+					host.Fail(func(_ context.Context, op memlog.Op, topic string, _ int32) error {
+						if op == memlog.OpAdvanceStart && topic == "orders" && once.CompareAndSwap(false, true) {
+							return errDisk
+						}
+						return nil
+					})
+					require.NoError(t, s.partition("orders", 0).AdvanceStart(t.Context(), 5))
+					eventually(t, "a failure", once.Load)
+					pass(time.Minute)
+				}
+				broken.Store(true)
+				require.NoError(t, s.broker.Lag("orders", 0, 2, 11))
+				require.NoError(t, s.broker.Elect("orders", 0, 2, true))
+				s.write("orders", 0, 1, 1, 1, 1)
+				inState(t, m, 0, mirror.Failed)
+				if hiccup {
+					broken.Store(false)
+				} else {
+					require.NoError(t, m.Pause(t.Context(), "orders"))
+					inState(t, m, 0, mirror.Paused)
+					broken.Store(false)
+					require.NoError(t, m.Resume(t.Context(), "orders"))
+				}
+				for range 100 {
+					s.write("orders", 0, 10)
+				}
+				inState(t, m, 0, mirror.Mirroring)
+				caughtUp(t, m)
+				p := open(t, m.Coordinator(), "orders", 0)
+				_, end := p.Bounds()
+				require.Equal(t, int64(1015), end)
+				require.NoError(t, m.Remove(t.Context(), "orders"))
+				_, after := p.Bounds()
+				require.GreaterOrEqual(t, after, end, "what was mirrored is kept")
+			})
+		})
+	}
+}
+
+// A log that can't be opened: the coordinator opens, and the other topics can be taken over.
+func TestOneLogThatCannotBeOpenedHoldsBackItselfOnly(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s := newSource(t)
+		s.create("orders", 1)
+		s.create("payments", 1)
+		s.write("orders", 0, 10)
+		s.write("payments", 0, 10)
+		host := memlog.New()
+		m := newMirror(t, s, host)
+		require.NoError(t, m.AddTopics(t.Context(), "orders", "payments"))
+		caughtUp(t, m)
+		require.NoError(t, m.Close())
+		host.Fail(func(_ context.Context, op memlog.Op, topic string, _ int32) error {
+			if op == memlog.OpOpenLog && topic == "payments" {
+				return errDisk
+			}
+			return nil
+		})
+		defer host.Fail(nil)
+		m = newMirror(t, s, host)
+		require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
+		require.NoError(t, m.Coordinator().CheckWrite("orders", 0))
+		require.Error(t, m.Coordinator().CheckWrite("payments", 0))
+	})
+}
+
+// One topic is paused and another stuck: who waits for both is told of the pause at once.
+func TestWaitCaughtUpNamesAPauseAtOnce(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s := newSource(t)
+		s.create("orders", 1)
+		s.create("payments", 1)
+		s.write("orders", 0, 10)
+		s.write("payments", 0, 10)
+		host := memlog.New()
+		m := newMirror(t, s, host)
+		host.Fail(func(ctx context.Context, op memlog.Op, topic string, _ int32) error {
+			if op == memlog.OpAppend && topic == "payments" {
+				<-ctx.Done()
+				return ctx.Err()
+			}
+			return nil
+		})
+		require.NoError(t, m.AddTopics(t.Context(), "orders", "payments"))
+		require.NoError(t, m.Pause(t.Context(), "orders"))
+		before := time.Now()
+		require.ErrorIs(t, m.WaitCaughtUp(within(t, time.Hour)), mirror.ErrPaused)
+		require.Less(t, time.Since(before), time.Minute)
+	})
+}
+
+// The source's end is waited for, and an unclean election takes it back: the wait ends at the new one.
+func TestWaitCaughtUpEndsThoughTheSourceGotShorter(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s := newSource(t, broker.Nodes(2))
+		s.create("orders", 1)
+		s.write("orders", 0, 5)
+		host := memlog.New()
+		m := newMirror(t, s, host)
+		require.NoError(t, m.AddTopics(t.Context(), "orders"))
+		caughtUp(t, m)
+		release := make(chan struct{})
+		host.Fail(func(_ context.Context, op memlog.Op, topic string, _ int32) error {
+			if op == memlog.OpAppend && topic == "orders" {
+				<-release
+			}
+			return nil
+		})
+		s.write("orders", 0, 5, 5)
+		done := make(chan error, 1)
+		go func() { done <- m.WaitCaughtUp(within(t, time.Hour)) }()
+		pass(time.Second)
+		require.NoError(t, s.broker.Lag("orders", 0, 2, 5))
+		require.NoError(t, s.broker.Elect("orders", 0, 2, true))
+		close(release)
+		require.NoError(t, <-done, "%v", m.Describe())
+	})
+}
+
+// Records without proof are refused; once the topic is deleted here, as the error says, it can be added.
+func TestATopicRefusedForItsRecordsCanBeDeletedAndAdded(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s := newSource(t)
+		s.create("orders", 1)
+		s.write("orders", 0, 3, 4, 1)
+		host := memlog.New()
+		require.NoError(t, host.EnsureTopic(t.Context(), mirror.Topic{Name: "orders", ID: topicID(t, s.host, "orders"), Partitions: 1}))
+		m := newMirror(t, s, host)
+		appendTo(t, open(t, m.Coordinator(), "orders", 0), produced(3, 77, false))
+		require.ErrorIs(t, m.AddTopics(t.Context(), "orders"), mirror.ErrNoProof)
+		require.NoError(t, host.DeleteTopic(t.Context(), "orders"))
+		require.NoError(t, m.AddTopics(t.Context(), "orders"))
+		caughtUp(t, m)
+		requireSame(t, s, m, "orders", 1)
+	})
+}
+
+// The host loses a topic while it is mirrored: it is mirrored again or failed, and never called MIRRORING without its records.
+func TestATopicDeletedHereWhileMirroredIsNotMissedSilently(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s := newSource(t)
+		s.create("orders", 1)
+		s.write("orders", 0, 3)
+		host := memlog.New()
+		m := newMirror(t, s, host)
+		require.NoError(t, m.AddTopics(t.Context(), "orders"))
+		caughtUp(t, m)
+		require.NoError(t, host.DeleteTopic(t.Context(), "orders"))
+		s.write("orders", 0, 3)
+		pass(10 * time.Minute)
+		if st := state(t, m, "orders", 0); st.State != mirror.Failed {
+			require.Equal(t, mirror.Mirroring, st.State, "%+v", st)
+			requireSame(t, s, m, "orders", 1)
+		}
+	})
+}
+
+// What can't be stopped answers each Remove with an error, and soon.
+func TestRemoveAnswersEachTimeThatStoppingFails(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s := newSource(t)
+		s.create("orders", 1)
+		s.write("orders", 0, 3)
+		host := memlog.New()
+		m := newMirror(t, s, host)
+		require.NoError(t, m.AddTopics(t.Context(), "orders"))
+		caughtUp(t, m)
+		host.Fail(func(_ context.Context, op memlog.Op, topic string, _ int32) error {
+			if op == memlog.OpSync && topic == "orders" {
+				return errDisk
+			}
+			return nil
+		})
+		defer host.Fail(nil)
+		for range 20 {
+			before := time.Now()
+			require.ErrorIs(t, m.Remove(t.Context(), "orders"), mirror.ErrFailed)
+			require.Less(t, time.Since(before), 10*time.Minute)
+		}
+	})
+}
+
+// StartAtEnd counts once: a partition that is still empty goes on where it was stopped, and skips nothing.
+func TestResumeOfAnEmptyPartitionGoesOnWhereItStopped(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s := newSource(t)
+		s.create("orders", 1)
+		s.write("orders", 0, 100)
+		m := newMirror(t, s, memlog.New(), mirror.StartAtEnd())
+		require.NoError(t, m.AddTopics(t.Context(), "orders"))
+		caughtUp(t, m)
+		require.NoError(t, m.Remove(t.Context(), "orders"))
+		pass(time.Second)
+		s.write("orders", 0, 50)
+		require.NoError(t, m.Resume(t.Context(), "orders"))
+		caughtUp(t, m)
+		st := state(t, m, "orders", 0)
+		require.Equal(t, [2]int64{100, 150}, [2]int64{st.Start, st.End})
+	})
+}
+
+// Records that were adopted are newer than any state: after a restart they are not taken for those of a lost state.
+func TestAnAdoptedTopicIsMirroredAfterARestart(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s := newSource(t)
+		s.create("orders", 1)
+		s.write("orders", 0, 3, 4, 1)
+		host := memlog.New()
+		require.NoError(t, host.EnsureTopic(t.Context(), mirror.Topic{Name: "orders", ID: topicID(t, s.host, "orders"), Partitions: 1}))
+		l, err := host.OpenLog(t.Context(), "orders", 0)
+		require.NoError(t, err)
+		require.NoError(t, l.Append(t.Context(), content(t, s.partition("orders", 0), 0)))
+		m := newMirror(t, s, host)
+		require.NoError(t, m.AddTopics(t.Context(), "orders"))
+		caughtUp(t, m)
+		require.NoError(t, m.Close())
+		m = newMirror(t, s, host)
+		pass(time.Minute)
+		require.Equal(t, mirror.Mirroring, state(t, m, "orders", 0).State, "%v", m.Describe())
+	})
+}
+
+// Overwrite asks the source before it drops anything: nothing is cut while the source is dead.
+func TestOverwriteWithTheSourceDeadCutsNothing(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s := newSource(t)
+		s.create("orders", 1)
+		s.write("orders", 0, 10)
+		m, stop := stoppable(t, s)
+		require.NoError(t, m.AddTopics(t.Context(), "orders"))
+		caughtUp(t, m)
+		require.NoError(t, m.Remove(t.Context(), "orders"))
+		pass(time.Second)
+		p := open(t, m.Coordinator(), "orders", 0)
+		appendTo(t, p, plain(7))
+		_, end := p.Bounds()
+		stop()
+		require.Error(t, m.Overwrite(t.Context(), "orders"))
+		pass(time.Minute)
+		_, after := p.Bounds()
+		require.Equal(t, end, after)
+	})
+}
+
+// A control batch without a key is refused, and the partition takes the next batch.
+func TestABadControlBatchDoesNotSpoilThePartition(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s := newSource(t)
+		s.create("orders", 1)
+		p := s.partition("orders", 0)
+		appendTo(t, p, plain(1))
+		h := batch.Header{Attributes: 0x20, ProducerID: 5, BaseSequence: -1}
+		_, err := p.Append(t.Context(), batch.Append(nil, h, []batch.Record{{Value: []byte("x")}}))
+		require.Error(t, err)
+		appendTo(t, p, plain(1))
+		_, end := p.Bounds()
+		require.Equal(t, int64(2), end)
+	})
+}
+
+// A takeover waits for no answer of the source, also while the partition is being prepared.
+func TestRemoveDoesNotWaitForASilentSource(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s := newSource(t)
+		s.create("orders", 1)
+		s.write("orders", 0, 10)
+		m, stop := stoppable(t, s)
+		require.NoError(t, m.AddTopics(t.Context(), "orders"))
+		caughtUp(t, m)
+		require.NoError(t, m.Remove(t.Context(), "orders"))
+		pass(time.Second)
+		require.NoError(t, m.Resume(t.Context(), "orders"))
+		stop()
+		before := time.Now()
+		require.NoError(t, m.Remove(t.Context(), "orders"))
+		require.Less(t, time.Since(before), 5*time.Second)
+	})
+}
+
+// Commands after Close change nothing, also if the coordinator goes on.
+func TestCommandsOfAClosedMirrorAreRefused(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		a, b := newSource(t), newSource(t)
+		a.create("orders", 1)
+		m := linked(t, "dr", b, a)
+		require.NoError(t, m.AddTopics(t.Context(), "orders"))
+		require.NoError(t, m.Close())
+		require.ErrorIs(t, m.Pause(t.Context(), "orders"), mirror.ErrClosed)
+	})
+}
+
+// A partition that is added here after a takeover is writable, as the others are.
+func TestAPartitionAddedAfterATakeoverIsWritable(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s := newSource(t)
+		s.create("orders", 1)
+		s.write("orders", 0, 3)
+		host := memlog.New()
+		m := newMirror(t, s, host)
+		require.NoError(t, m.AddTopics(t.Context(), "orders"))
+		caughtUp(t, m)
+		require.NoError(t, m.Remove(t.Context(), "orders"))
+		pass(time.Second)
+		require.NoError(t, host.EnsureTopic(t.Context(), mirror.Topic{Name: "orders", Partitions: 2}))
+		require.NoError(t, m.Coordinator().CheckWrite("orders", 0))
+		require.NoError(t, m.Coordinator().CheckWrite("orders", 1))
+	})
+}
+
+// A topic that another mirror took over from here is the other's: neither Resume nor Overwrite gets it back.
+func TestATopicHasOneMirrorAtATime(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		first, second, here := newSource(t), newSource(t), newSource(t)
+		first.create("orders", 1)
+		first.write("orders", 0, 3)
+		topic := mirror.Topic{Name: "orders", ID: topicID(t, first.host, "orders"), Partitions: 1}
+		require.NoError(t, second.host.EnsureTopic(t.Context(), topic))
+		second.write("orders", 0, 5)
+		a, b := linked(t, "a", here, first), linked(t, "b", here, second)
+		require.NoError(t, a.AddTopics(t.Context(), "orders"))
+		caughtUp(t, a)
+		require.NoError(t, a.Remove(t.Context(), "orders"))
+		pass(time.Second)
+		require.NoError(t, b.Overwrite(t.Context(), "orders"))
+		caughtUp(t, b)
+		require.ErrorIs(t, a.Resume(t.Context(), "orders"), mirror.ErrTopicOwned)
+		require.ErrorIs(t, a.Overwrite(t.Context(), "orders"), mirror.ErrTopicOwned)
+		pass(time.Minute)
+		requireSame(t, second, b, "orders", 1)
+	})
+}
+
+// AddTopics is called at every boot: with the source silent it never closes the gate of a topic that was taken over.
+func TestAddTopicsLeavesATakenOverTopicWritable(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s := newSource(t)
+		s.create("orders", 1)
+		s.write("orders", 0, 10)
+		m, stop := stoppable(t, s)
+		require.NoError(t, m.AddTopics(t.Context(), "orders"))
+		caughtUp(t, m)
+		stop()
+		require.NoError(t, m.Remove(t.Context(), "orders"))
+		pass(time.Second)
+		added := make(chan error, 1)
+		go func() { added <- m.AddTopics(t.Context(), "orders") }()
+		for range 1000 {
+			pass(100 * time.Millisecond)
+			require.NoError(t, m.Coordinator().CheckWrite("orders", 0))
+		}
+		require.Error(t, <-added)
+	})
+}
+
+// When Remove has returned, the gate is open and Resume is possible, in whatever order goroutines run.
+func TestAfterRemoveTheGateIsOpenAndResumeWorks(t *testing.T) {
+	for range 100 {
+		inBubble(t, func(t *testing.T) {
+			s := newSource(t)
+			s.create("orders", 1)
+			m := newMirror(t, s, memlog.New())
+			require.NoError(t, m.AddTopics(t.Context(), "orders"))
+			caughtUp(t, m)
+			require.NoError(t, m.Remove(t.Context(), "orders"))
+			require.NoError(t, m.Coordinator().CheckWrite("orders", 0))
+			require.NoError(t, m.Resume(t.Context(), "orders"))
+		})
+	}
+}
+
+// Resume while a Remove is being written: whichever wins, the wish that is shown is pursued.
+func TestResumeDuringARemoveIsRefusedOrPursued(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s := newSource(t)
+		s.create("orders", 1)
+		s.write("orders", 0, 3)
+		host := memlog.New()
+		m := newMirror(t, s, host)
+		require.NoError(t, m.AddTopics(t.Context(), "orders"))
+		caughtUp(t, m)
+		require.NoError(t, m.Pause(t.Context(), "orders"))
+		pass(time.Minute)
+		release := make(chan struct{})
+		var syncs atomic.Int64
+		host.Fail(func(_ context.Context, op memlog.Op, topic string, _ int32) error {
+			if op == memlog.OpSync && topic == mirror.StateTopic && syncs.Add(1) == 1 {
+				<-release
+			}
+			return nil
+		})
+		defer host.Fail(nil)
+		removed, resumed := make(chan error, 1), make(chan error, 1)
+		go func() { removed <- m.Remove(t.Context(), "orders") }()
+		synctest.Wait()
+		go func() { resumed <- m.Resume(t.Context(), "orders") }()
+		synctest.Wait()
+		close(release)
+		<-removed // either may be refused
+		<-resumed
+		pass(10 * time.Minute)
+		topic := m.Describe().Topics[0]
+		require.Equal(t, topic.Desired, topic.Partitions[0].State)
+	})
+}
+
+// Appends that are slow, and end: the partition is behind, not stalled.
+func TestSlowAppendsAreNoStall(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s := newSource(t)
+		s.create("orders", 1)
+		s.write("orders", 0, 1000, 1000, 1000, 1000, 1000)
+		ev, host := new(events), memlog.New()
+		m := newMirror(t, s, host, mirror.OnEvent(ev.add), mirror.StallAfter(time.Minute), mirror.PartitionFetchBytes(4<<10))
+		host.Fail(func(_ context.Context, op memlog.Op, topic string, _ int32) error {
+			if op == memlog.OpAppend && topic == "orders" {
+				pass(20 * time.Second)
+			}
+			return nil
+		})
+		defer host.Fail(nil)
+		before := time.Now()
+		require.NoError(t, m.AddTopics(t.Context(), "orders"))
+		caughtUp(t, m)
+		synctest.Wait()
+		require.Greater(t, time.Since(before), time.Minute)
+		require.Empty(t, ev.of(mirror.HealthChanged))
+	})
+}
+
+// Of mirrors of one name that are made at once one is attached, and Describe may be called meanwhile.
+func TestOneOfManyMirrorsOfANameIsAttached(t *testing.T) {
+	s := newSource(t)
+	host := memlog.New()
+	for range 20 {
+		c, err := mirror.Open(t.Context(), host)
+		require.NoError(t, err)
+		var g sync.WaitGroup
+		var attached atomic.Int64
+		for range 4 {
+			g.Go(func() {
+				if _, err := c.Mirror("dr", s.broker.Source()); err == nil {
+					attached.Add(1)
+				}
+			})
+			g.Go(func() { c.Describe() })
+		}
+		g.Wait()
+		require.Equal(t, int64(1), attached.Load())
+		require.NoError(t, c.Close())
+	}
+}
+
+// Partitions are opened, in vain, while the coordinator is closed: each caller gets the host's error or ErrClosed.
+func TestCloseWhilePartitionsAreOpened(t *testing.T) {
+	for range 50 {
+		host := memlog.New()
+		c, err := mirror.Open(t.Context(), host)
+		require.NoError(t, err)
+		require.NoError(t, host.EnsureTopic(t.Context(), mirror.Topic{Name: "orders", Partitions: 64}))
+		host.Fail(func(_ context.Context, op memlog.Op, _ string, _ int32) error {
+			if op == memlog.OpOpenLog {
+				return errDisk
+			}
+			return nil
+		})
+		var g sync.WaitGroup
+		var errs [64]error
+		for num := range int32(64) {
+			g.Go(func() { _, errs[num] = c.Partition(t.Context(), "orders", num) })
+		}
+		closed := c.Close()
+		g.Wait()
+		require.NoError(t, closed)
+		for _, err := range errs {
+			require.True(t, errors.Is(err, errDisk) || errors.Is(err, mirror.ErrClosed), "%v", err)
+		}
+	}
+}
+
+// A wait over thousands of changes leaves no channel behind with each of them.
+func TestAWaitLeavesNoWaitersBehind(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s := newSource(t)
+		s.create("orders", 1)
+		for range 2000 {
+			s.write("orders", 0, 100)
+		}
+		host := memlog.New()
+		m := newMirror(t, s, host, mirror.PartitionFetchBytes(4<<10))
+		host.Fail(func(_ context.Context, op memlog.Op, topic string, _ int32) error {
+			if op == memlog.OpAppend && topic == "orders" {
+				pass(time.Millisecond)
+			}
+			return nil
+		})
+		defer host.Fail(nil)
+		require.NoError(t, m.AddTopics(t.Context(), "orders"))
+		done := make(chan error, 1)
+		go func() { done <- m.WaitCaughtUp(within(t, time.Hour)) }()
+		p := open(t, m.Coordinator(), "orders", 0)
+		for range 1000 {
+			pass(time.Millisecond)
+			require.LessOrEqual(t, p.Waiters(), 2)
+		}
+		require.NoError(t, <-done)
+	})
+}
+
+// Wishes that change while the source's metadata are refreshed, again and again: all are taken, and the last one counts.
+func TestWishesChangeWhileMetadataAreRefreshed(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s := newSource(t, broker.Nodes(1))
+		s.create("orders", 1)
+		m := newMirror(t, s, memlog.New(), mirror.RefreshInterval(100*time.Millisecond))
+		require.NoError(t, m.AddTopics(t.Context(), "orders"))
+		for range 200 {
+			require.NoError(t, m.Pause(t.Context(), "orders"))
+			require.NoError(t, m.Resume(t.Context(), "orders"))
+			pass(10 * time.Millisecond)
+		}
+		inState(t, m, 0, mirror.Mirroring)
+	})
+}
