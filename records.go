@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"slices"
 	"time"
 
 	"github.com/segmentio/kafka-go"
@@ -61,7 +62,7 @@ func (p *Partition) Records(ctx context.Context, from int64, opts ...ReadOption)
 		for _, opt := range opts {
 			opt(&r.readOptions)
 		}
-		if err := r.run(ctx, func(m kafka.Message) bool { return yield(m, nil) }); err != nil && err != errBreak {
+		if err := r.run(ctx, func(m kafka.Message) bool { return yield(m, nil) }); err != nil && !errors.Is(err, errBreak) {
 			yield(kafka.Message{Topic: p.topic, Partition: int(p.num)}, err)
 		}
 	}
@@ -160,7 +161,7 @@ func (r *reader) chunk(ctx context.Context, limit int64, yield func(kafka.Messag
 		if err == nil {
 			err = r.batch(ctx, h, raw, aborted, end, yield)
 		}
-		if err == errBreak {
+		if errors.Is(err, errBreak) {
 			return false, err
 		}
 		if err != nil {
@@ -260,13 +261,13 @@ func (r *reader) checkCut(ctx context.Context) error {
 //	now    epoch 3 [0, 40)  epoch 6 [40, 90)      cut at 40
 func (r *reader) cut(ctx context.Context) error {
 	e := &CutError{Topic: r.p.topic, Partition: r.p.num, From: r.from, To: r.pos}
-	for i := len(r.past) - 1; i >= 0; i-- {
-		found, end, err := r.p.EpochEnd(ctx, r.past[i].epoch)
+	for _, known := range slices.Backward(r.past) {
+		found, end, err := r.p.EpochEnd(ctx, known.epoch)
 		if err != nil {
 			return err
 		}
-		if found == r.past[i].epoch && found >= 0 {
-			e.From = max(e.From, min(end, r.past[i].end))
+		if found == known.epoch && found >= 0 {
+			e.From = max(e.From, min(end, known.end))
 			break
 		}
 	}

@@ -115,8 +115,7 @@ func TestAlignmentEndsWithAPrefix(t *testing.T) {
 			for {
 				a := answer{-1, -1}
 				if len(theirs.epochs) > 0 && ask.epoch <= theirs.epochs[len(theirs.epochs)-1].Epoch {
-					p := theirs.below(ask.epoch + 1)
-					a = answer{p.epoch, p.end}
+					a = answer(theirs.below(ask.epoch + 1))
 				}
 				var err error
 				v, err = l.compare(ask, a)

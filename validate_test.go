@@ -26,7 +26,7 @@ func TestAnswersAreTakenUpToTheFirstBadBatch(t *testing.T) {
 		x[at] ^= 0x40
 		return x
 	}
-	join := func(list ...[]byte) []byte { return slices.Concat(list...) }
+	join := slices.Concat[[]byte]
 	for _, x := range []struct {
 		name        string
 		records     []byte

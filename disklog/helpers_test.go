@@ -16,7 +16,7 @@ import (
 	"github.com/clustermirror/mirror/internal/vfs"
 )
 
-var quiet = Logger(slog.New(slog.NewTextHandler(io.Discard, nil)))
+var quiet = Logger(slog.New(slog.DiscardHandler))
 
 // mk is a batch of n offsets from base on, size bytes long (at least a header's), with a max timestamp.
 func mk(base int64, n, size int, ts int64) []byte {

@@ -342,7 +342,7 @@ func (l *log) resumeIndexes(t *tail, s *segment, sc *scanner, v *view, torn bool
 		return err
 	}
 	err = l.entries(s, timeFile, v, func(e *entries) (err error) {
-		m := 0
+		var m int
 		if torn {
 			m, err = e.ascending(n+1, last+1)
 		} else {

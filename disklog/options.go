@@ -27,7 +27,7 @@ func defaults() options {
 		segmentBytes: 1 << 30,
 		segmentAge:   7 * 24 * time.Hour,
 		maxOpenFiles: 512,
-		logger:       slog.Default(),
+		logger:       slog.Default(), //nolint:forbidigo // Logger names it as the default
 		fs:           vfs.OS,
 	}
 }

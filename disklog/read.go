@@ -103,7 +103,7 @@ func (l *log) read(ctx context.Context, offset int64, buf []byte) (n int, err er
 			err := l.with(s, logFile, false, func(f vfs.File) error {
 				k, err := f.ReadAt(buf[n:min(int64(len(buf)), int64(n)+size-pos)], pos)
 				n += k
-				if err == io.EOF {
+				if errors.Is(err, io.EOF) {
 					err = nil
 					if pos+int64(k) < size && n < len(buf) {
 						err = &CorruptError{File: l.path(s.base, logFile), Position: pos + int64(k), Err: io.ErrUnexpectedEOF}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"slices"
 	"time"
 
 	"github.com/clustermirror/mirror"
@@ -704,8 +705,7 @@ func appendCancelled(e *env) {
 	if err := l.Append(ctx, join(list)); err != nil {
 		n = e.stayed(l, []batch{plain(0, 2)}, list)
 	}
-	rest := append(list[n:len(list):len(list)], plain(8, 2))
-	e.append(l, rest...)
+	e.append(l, append(slices.Clone(list[n:]), plain(8, 2))...)
 	e.holds(l, plain(0, 2), plain(2, 2), plain(4, 2), plain(6, 2), plain(8, 2))
 }
 
@@ -916,7 +916,8 @@ func offsetForTime(e *env) {
 		return // an optional ability
 	}
 	first := func(t time.Time) int64 {
-		for b := range mirror.Batches(join(m.held())) {
+		for b, err := range mirror.Batches(join(m.held())) {
+			e.must(err, "Batches of what was appended")
 			if !b.MaxTime.IsZero() && !b.MaxTime.Before(t) {
 				return b.Base
 			}
@@ -924,7 +925,8 @@ func offsetForTime(e *env) {
 		return -1
 	}
 	for range 2 {
-		for b := range mirror.Batches(join(m.batches)) {
+		for b, err := range mirror.Batches(join(m.batches)) {
+			e.must(err, "Batches of what was appended")
 			for _, d := range []time.Duration{-time.Millisecond, 0, time.Millisecond} {
 				t := b.MaxTime.Add(d)
 				base, err := by.OffsetForTime(e.ctx, t)

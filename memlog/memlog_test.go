@@ -80,7 +80,8 @@ func TestRandMakesARunRepeatable(t *testing.T) {
 		}
 		return out
 	}
-	require.Equal(t, run(), run())
+	first := run()
+	require.Equal(t, first, run())
 }
 
 func TestACrashLeavesAnyPrefixOfWhatWasNotSynced(t *testing.T) {

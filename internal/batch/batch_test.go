@@ -122,7 +122,7 @@ func TestHeadersThatPromiseTheImpossibleAreCorrupt(t *testing.T) {
 
 func TestEveryCutOfABatchIsShort(t *testing.T) {
 	b := sample()
-	for n := range len(b) {
+	for n := range b {
 		_, _, err := Next(b[:n])
 		require.ErrorIs(t, err, ErrShort, "%d bytes", n)
 	}

@@ -146,7 +146,7 @@ func (h *Header) records(yield func(Record, error) bool, next func() ([]byte, er
 	last := int32(-1)
 	for i := range h.Records {
 		one, err := next()
-		if err == io.EOF || err == io.ErrUnexpectedEOF {
+		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 			bad("cut short", i)
 			return
 		}
@@ -168,9 +168,9 @@ func (h *Header) records(yield func(Record, error) bool, next func() ([]byte, er
 			return
 		}
 	}
-	switch _, err := next(); err {
-	case io.EOF:
-	case nil:
+	switch _, err := next(); {
+	case errors.Is(err, io.EOF):
+	case err == nil:
 		bad("more bytes after the last one", h.Records)
 	default:
 		bad(err, h.Records)

@@ -142,7 +142,7 @@ func (h *history) append() error {
 	records := make([]batch.Record, 1+h.IntN(3))
 	records[0].Value = make([]byte, h.IntN(200))
 	head := batch.Header{Base: at, LeaderEpoch: epoch, BaseTimestamp: h.Int64N(1000), ProducerID: -1, LastOffsetDelta: h.Int32N(5)}
-	kind := ""
+	var kind string
 	switch n := h.IntN(20); {
 	case n < 3:
 		kind, b = "plain", batch.Append(nil, head, records)
@@ -298,7 +298,7 @@ func (h *history) crash() error {
 			fits = h.log.end == c.end || c.last == nil && h.log.start == c.end
 		}
 		if (err == nil) != fits || err != nil && !errors.Is(err, ErrStale) {
-			return fmt.Errorf("checkpoint of [%d, %d): fits %v, restored with %v", c.start, c.end, fits, err)
+			return fmt.Errorf("checkpoint of [%d, %d): fits %v, restored with %v", c.start, c.end, fits, err) //nolint:errorlint // it may be nil
 		}
 		if s != nil {
 			h.restored++

@@ -1,6 +1,7 @@
 package vfs
 
 import (
+	"errors"
 	"os"
 	"syscall"
 )
@@ -12,7 +13,7 @@ func datasync(f *os.File) error {
 		return err
 	}
 	cerr := conn.Control(func(fd uintptr) {
-		for err = syscall.EINTR; err == syscall.EINTR; {
+		for err = syscall.EINTR; errors.Is(err, syscall.EINTR); {
 			err = syscall.Fdatasync(int(fd))
 		}
 	})

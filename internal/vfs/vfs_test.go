@@ -168,7 +168,7 @@ func TestASyncThatFailsLosesWhatItShouldHaveWritten(t *testing.T) {
 	m.Hook(nil)
 	require.NoError(t, f.Sync())
 	require.Equal(t, "xxx", read(t, m, "a"))
-	require.Equal(t, "", read(t, m.Crash(rand.New(rand.NewPCG(1, 1))), "a"))
+	require.Empty(t, read(t, m.Crash(rand.New(rand.NewPCG(1, 1))), "a"))
 }
 
 func TestHookFailsCallsAndLimitFillsTheDisk(t *testing.T) {
