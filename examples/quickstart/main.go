@@ -23,23 +23,23 @@ import (
 )
 
 func main() {
+	if err := run(); err != nil {
+		fmt.Fprintln(os.Stderr, "quickstart:", err)
+		os.Exit(1)
+	}
+}
+
+func run() error {
 	source := flag.String("source", "", "bootstrap brokers `host:port,...`; none: an embedded source")
 	topics := flag.String("topics", "", "topics `a,b` to mirror from the source")
 	dir := flag.String("dir", "", "`folder` for the mirror; none: a new one, removed at the end")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	var err error
 	if *source == "" {
-		err = demo(ctx, os.Stdout, *dir)
-	} else {
-		err = follow(ctx, os.Stdout, strings.Split(*source, ","), strings.Split(*topics, ","), *dir)
+		return demo(ctx, os.Stdout, *dir)
 	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "quickstart:", err)
-		stop()
-		os.Exit(1)
-	}
+	return follow(ctx, os.Stdout, strings.Split(*source, ","), strings.Split(*topics, ","), *dir)
 }
 
 // follow mirrors a real cluster until the mirror has caught up or ctx ends.
