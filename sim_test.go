@@ -74,7 +74,7 @@ func replay(t *testing.T, seed uint64, only string) {
 	h := draw(seed)
 	if only != "all" {
 		var steps []step
-		for _, s := range strings.Split(only, ",") {
+		for s := range strings.SplitSeq(only, ",") {
 			i, err := strconv.Atoi(s)
 			if err != nil || i < 0 || i >= len(h.steps) {
 				t.Fatalf("SIM_STEPS: %q is no step of this script", s)

@@ -109,7 +109,7 @@ func (w *world) play() {
 	for _, st := range w.steps {
 		w.trace = append(w.trace, st.String())
 		if w.loud {
-			fmt.Println(st)
+			fmt.Println(st) //nolint:forbidigo // a replay is watched while it plays, also if it hangs
 		}
 		w.step(st)
 		synctest.Wait()
@@ -159,7 +159,7 @@ func (w *world) note() {
 	w.judge.mu.Unlock()
 	w.trace = append(w.trace, b.String())
 	if w.loud {
-		fmt.Println(b.String())
+		fmt.Println(b.String()) //nolint:forbidigo // a replay is watched while it plays, also if it hangs
 	}
 }
 
