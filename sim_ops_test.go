@@ -61,15 +61,15 @@ func (w *world) step(st step) {
 	b := s.broker
 	switch st.op {
 	case opWrite:
-		w.append(s, num, w.records(s, 1+st.y%3, int64(st.z%4)-1, false), st.y%2 == 0)
+		w.append(s, num, w.records(s, 1+st.y%3, int64(st.z%4)-1, false), st.y%2 == 0, st.x%3 > 0)
 	case opTxn:
-		w.append(s, num, w.records(s, 1+st.y%3, 10+int64(st.z%3), true), st.y%2 == 0)
+		w.append(s, num, w.records(s, 1+st.y%3, 10+int64(st.z%3), true), st.y%2 == 0, st.x%3 > 0)
 	case opMarker:
 		c := batch.Control{Type: batch.ControlAbort}
 		if st.y%2 == 0 {
 			c.Type = batch.ControlCommit
 		}
-		w.append(s, num, batch.AppendControl(nil, 0, 0, 10+int64(st.z%3), 0, c, time.Now().UnixMilli()), st.y%3 == 0)
+		w.append(s, num, batch.AppendControl(nil, 0, 0, 10+int64(st.z%3), 0, c, time.Now().UnixMilli()), st.y%3 == 0, true)
 	case opDirect:
 		w.direct(s, num, w.records(s, 1+st.y%3, -1, false), int64(st.z%3))
 	case opElect:
@@ -197,12 +197,16 @@ func (w *world) do(wait time.Duration, f func(context.Context)) {
 	}
 }
 
-func (w *world) append(s *site, num int32, b []byte, sync bool) {
+// append writes through the Partition; a write that takes long goes on unless it is waited for.
+func (w *world) append(s *site, num int32, b []byte, sync, wait bool) {
 	if !w.judge.owned(s, num) {
 		return
 	}
-	c := s.c
-	w.do(time.Second, func(ctx context.Context) {
+	c, patience := s.c, time.Duration(0)
+	if wait {
+		patience = time.Second
+	}
+	w.do(patience, func(ctx context.Context) {
 		p, err := c.Partition(ctx, simTopic, num)
 		if err != nil {
 			return
@@ -215,7 +219,10 @@ func (w *world) append(s *site, num int32, b []byte, sync bool) {
 
 // direct appends as a host does that has a log of its own: between BeginWrite and done. Nobody else writes meanwhile.
 func (w *world) direct(s *site, num int32, b []byte, gap int64) {
-	if !w.judge.owned(s, num) {
+	s.mu.Lock()
+	busy := s.appending > 0
+	s.mu.Unlock()
+	if busy || !w.judge.owned(s, num) {
 		return
 	}
 	c := s.c
