@@ -19,7 +19,7 @@ import (
 )
 
 // stoppable mirrors from a source that answers nothing more once stop is called.
-func stoppable(t *testing.T, s *source) (m *mirror.Mirror, stop func()) {
+func stoppable(t *testing.T, s *source, opts ...mirror.Option) (m *mirror.Mirror, stop func()) {
 	t.Helper()
 	var silent atomic.Bool
 	m = mirrorOf(t, s.spoiled(func(c net.Conn) net.Conn {
@@ -29,7 +29,7 @@ func stoppable(t *testing.T, s *source) (m *mirror.Mirror, stop func()) {
 			}
 			return n, nil
 		}}
-	}), memlog.New())
+	}), memlog.New(), opts...)
 	return m, func() { silent.Store(true) }
 }
 
@@ -341,13 +341,13 @@ func TestABadControlBatchDoesNotSpoilThePartition(t *testing.T) {
 	})
 }
 
-// A takeover waits for no answer of the source, also while the partition is being prepared.
-func TestRemoveDoesNotWaitForASilentSource(t *testing.T) {
+// A source that says no more while a partition is being prepared: a takeover waits for one request at most, and works.
+func TestRemoveWaitsForOneRequestOfASilentSourceAtMost(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s := newSource(t)
 		s.create("orders", 1)
 		s.write("orders", 0, 10)
-		m, stop := stoppable(t, s)
+		m, stop := stoppable(t, s, mirror.RequestTimeout(4*time.Second))
 		require.NoError(t, m.AddTopics(t.Context(), "orders"))
 		caughtUp(t, m)
 		require.NoError(t, m.Remove(t.Context(), "orders"))
@@ -357,6 +357,7 @@ func TestRemoveDoesNotWaitForASilentSource(t *testing.T) {
 		before := time.Now()
 		require.NoError(t, m.Remove(t.Context(), "orders"))
 		require.Less(t, time.Since(before), 5*time.Second)
+		require.NoError(t, m.Coordinator().CheckWrite("orders", 0))
 	})
 }
 
