@@ -84,7 +84,9 @@ func (r *replica) confirm(ctx context.Context) error {
 	if rd.Confirmed || rd.Aligned {
 		return nil
 	}
-	p, err := r.m.askPeer(ctx, r.t)
+	asking, done := r.question(ctx)
+	p, err := r.m.askPeer(asking, r.t)
+	done()
 	if err != nil {
 		return &sourceError{err}
 	}
@@ -321,6 +323,7 @@ func (r *replica) finish(ctx context.Context, p *Partition, e cutEntry) error {
 	}
 	if e.Reset {
 		if start, end := p.Bounds(); start != e.Target || end != e.Target {
+			e.From = min(e.From, end) // a crash since the announcement may have taken more
 			err = p.reset(ctx, e.Target)
 		}
 	} else {
@@ -513,8 +516,10 @@ func (r *replica) sourceBounds(ctx context.Context, leader, epoch int32) (start,
 
 func (r *replica) offsets(ctx context.Context, leader, epoch int32, times ...int64) ([]int64, error) {
 	answers := make([]int64, len(times))
+	ctx, done := r.question(ctx)
+	defer done()
 	if err := r.m.asking.Acquire(ctx, 1); err != nil {
-		return nil, err
+		return nil, r.asked("offsets", leader, err)
 	}
 	defer r.m.asking.Release(1)
 	for i, at := range times { // one at a time: a partition may stand in a request only once
@@ -531,8 +536,10 @@ func (r *replica) offsets(ctx context.Context, leader, epoch int32, times ...int
 }
 
 func (r *replica) epochEnd(ctx context.Context, leader, epoch, ask int32) (answer, error) {
+	ctx, done := r.question(ctx)
+	defer done()
 	if err := r.m.asking.Acquire(ctx, 1); err != nil {
-		return answer{}, err
+		return answer{}, r.asked("an epoch's end", leader, err)
 	}
 	defer r.m.asking.Release(1)
 	list, err := r.m.client.EpochEnds(ctx, leader, []wire.EpochQuery{{Topic: r.t.name, Partition: r.num, CurrentLeaderEpoch: epoch, Epoch: ask}})
@@ -543,6 +550,38 @@ func (r *replica) epochEnd(ctx context.Context, leader, epoch, ask int32) (answe
 		return answer{}, r.asked(fmt.Sprintf("end of epoch %d", ask), leader, err)
 	}
 	return answer{list[0].Epoch, list[0].End}, nil
+}
+
+// question bounds a question to the source by the wish that it serves: who wants to stop does not wait for a silent source.
+func (r *replica) question(ctx context.Context) (context.Context, func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	r.mu.Lock()
+	heeded := r.heeded
+	r.mu.Unlock()
+	if heeded == nil {
+		return ctx, cancel
+	}
+	stop := context.AfterFunc(heeded, cancel)
+	return ctx, func() { stop(); cancel() }
+}
+
+// heed is called before the wish is read: questions asked after it end when another wish comes.
+func (r *replica) heed() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.unwish == nil {
+		r.heeded, r.unwish = context.WithCancel(context.Background())
+	}
+}
+
+// wishChanged ends the questions that are being asked.
+func (r *replica) wishChanged() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.unwish != nil {
+		r.unwish()
+		r.unwish = nil
+	}
 }
 
 // asked makes an error of a failed request; one that points to a moved leader makes the metadata fresh.

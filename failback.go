@@ -265,7 +265,7 @@ func (m *Mirror) matchPartitions(ctx context.Context, t *mirrorTopic) error {
 	}
 	meta := found[t.name]
 	if meta.Name == "" || meta.Err != nil {
-		return hint(fmt.Errorf("%w at the source (%v)", ErrUnknownTopic, meta.Err), "check the topic there") //nolint:errorlint // it may be nil
+		return hint(fmt.Errorf("%w at the source", ErrUnknownTopic), "check the topic there")
 	}
 	here, err := m.c.listTopics(ctx)
 	if err != nil {

@@ -566,6 +566,9 @@ func (m *Mirror) want(ctx context.Context, name string, w wish) (*mirrorTopic, e
 		m.mu.Lock()
 		t.wished = w
 		m.mu.Unlock()
+		for _, r := range t.partitions() {
+			r.wishChanged()
+		}
 	}
 	for _, r := range t.partitions() {
 		r.kick()

@@ -359,7 +359,12 @@ func (p *Partition) catchUp(ctx context.Context) error {
 		if p.sum.End() > end { // the host cut its log itself
 			return p.sum.Cut(ctx, p.log, end)
 		}
-		return p.sum.CatchUp(ctx, p.log)
+		err := p.sum.CatchUp(ctx, p.log)
+		if errors.Is(err, summary.ErrOrder) { // it is not the log that was summed up: the host has cut and filled it again
+			p.sum = summary.New(start)
+			err = p.sum.CatchUp(ctx, p.log)
+		}
+		return err
 	})
 }
 
@@ -407,6 +412,9 @@ func (p *Partition) restore(ctx context.Context) error {
 func (p *Partition) store(ctx context.Context, batches []byte) error {
 	err := p.log.Append(ctx, batches)
 	_, end := p.log.Bounds() // on error: which whole batches stayed
+	if errors.Is(err, ErrOutOfOrder) {
+		return fmt.Errorf("append to %s at offset %d: %w", p, end, err) // none of them: someone else's lie there
+	}
 	p.mu.Lock()
 	var due bool
 	for b := batches; len(b) > 0; {

@@ -38,6 +38,9 @@ type replica struct {
 	retry       *backoff.ExponentialBackOff
 	timer       *time.Timer
 
+	heeded context.Context // ends when another wish comes than the one that drive has read last
+	unwish context.CancelFunc
+
 	leader      int32 // at the source, -1 if unknown
 	leaderEpoch int32
 	compared    int32 // the leader epoch under which the epochs were last compared
@@ -190,6 +193,7 @@ func (r *replica) drive(ctx context.Context) error {
 		s, diverged, doom := r.stored, r.diverged, r.doom
 		r.doom = nil
 		r.mu.Unlock()
+		r.heed()
 		wished, running := r.t.wish()
 		if doom != nil && wished != Stopped { // what is to be stopped is stopped, whatever ails it
 			return doom
