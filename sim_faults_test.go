@@ -125,8 +125,13 @@ var faults = []fault{
 	},
 	{
 		"readers are not told of cuts", "records.go",
-		`case epoch != r.past[len(r.past)-1].epoch:`,
-		`case epoch < -1:`,
+		`	e := &CutError{Topic: r.p.topic, Partition: r.p.num, From: r.from, To: r.pos}
+`,
+		`	e := &CutError{Topic: r.p.topic, Partition: r.p.num, From: r.from, To: r.pos}
+	if r.follow {
+		return nil
+	}
+`,
 	},
 	{
 		"aborted records are read", "records.go",

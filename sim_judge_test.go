@@ -587,6 +587,9 @@ func (j *judge) believes(s *site, num int32, m *logModel, tl *tail) {
 	}
 	tl.mu.Lock()
 	defer tl.mu.Unlock()
+	if tl.busy {
+		return
+	}
 	for _, n := range m.nodes {
 		for i, v := range n.values {
 			offset := n.h.Base + int64(i)

@@ -201,6 +201,7 @@ func (w *world) rest() {
 			return
 		}
 	}
+	pass(time.Minute) // readers come to the end too
 	synctest.Wait()
 	w.judge.look()
 	w.judge.atRest()
@@ -541,7 +542,7 @@ type tail struct {
 
 	mu   sync.Mutex
 	read map[int64]string
-	cuts int
+	busy bool // with a record: what happens to the log meanwhile it is told afterwards
 }
 
 func follow(p *mirror.Partition) *tail {
@@ -559,6 +560,7 @@ func follow(p *mirror.Partition) *tail {
 
 // from reads until something ends it, and says where to go on.
 func (tl *tail) from(ctx context.Context, p *mirror.Partition, pos int64) int64 {
+	began := pos
 	for msg, err := range p.Records(ctx, pos, mirror.Follow(), mirror.ReadUncommitted()) {
 		tl.mu.Lock()
 		var cut *mirror.CutError
@@ -567,18 +569,31 @@ func (tl *tail) from(ctx context.Context, p *mirror.Partition, pos int64) int64 
 			tl.read[msg.Offset] = string(msg.Value)
 			pos = msg.Offset + 1
 		case errors.As(err, &cut):
-			tl.cuts++
 			for offset := range tl.read {
 				if offset >= cut.From {
 					delete(tl.read, offset)
 				}
 			}
-			pos = cut.From
+			if pos = cut.From; pos > began {
+				break
+			}
+			clear(tl.read) // it says nothing of what was read before this one began
+			pos, _ = p.Bounds()
 		case ctx.Err() == nil: // out of range, or the host: begin anew
 			clear(tl.read)
 			pos, _ = p.Bounds()
 		}
+		tl.busy = err == nil && msg.Offset%3 == 0
 		tl.mu.Unlock()
+		if err == nil && msg.Offset%3 == 0 {
+			select {
+			case <-time.After(200 * time.Millisecond):
+			case <-ctx.Done():
+			}
+			tl.mu.Lock()
+			tl.busy = false
+			tl.mu.Unlock()
+		}
 		if err != nil && cut == nil {
 			select {
 			case <-time.After(10 * time.Millisecond):
