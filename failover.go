@@ -19,7 +19,7 @@ import (
 //
 //	fetching ended -> cut that was announced carried out -> log synced
 //	   |
-//	   +- round not aligned, nothing cut: everything as it was before the round, the gate too
+//	   +- the partition was here before, round not aligned, nothing cut: everything as it was, the gate too
 //	   v
 //	position (epoch, offset) stored, once per round (round.Stored), and leader epoch raised far above everything seen
 //	(round.Raised), in one write; by one when the step is resumed

@@ -41,6 +41,7 @@ type fetcher struct {
 // cursor is where fetching of one partition goes on.
 type cursor struct {
 	r     *replica
+	part  *Partition
 	gen   uint64
 	next  int64 // after the last validated batch
 	epoch int32 // of the last validated batch, -1 if unknown
@@ -69,7 +70,7 @@ func newFetcher(m *Mirror, broker int32) *fetcher {
 }
 
 // add, remove and refresh may be called by anyone; they don't wait.
-func (f *fetcher) add(r *replica, gen uint64, next int64, epoch int32) {
+func (f *fetcher) add(r *replica, p *Partition, gen uint64, next int64, epoch int32) {
 	f.note(func(f *fetcher) {
 		r.mu.Lock()
 		current := r.gen == gen
@@ -78,7 +79,7 @@ func (f *fetcher) add(r *replica, gen uint64, next int64, epoch int32) {
 			return
 		}
 		f.drop(r)
-		f.cursors[r] = &cursor{r: r, gen: gen, next: next, epoch: epoch, bytes: int32(f.m.opts.partitionBytes), gap: -1, out: true}
+		f.cursors[r] = &cursor{r: r, part: p, gen: gen, next: next, epoch: epoch, bytes: int32(f.m.opts.partitionBytes), gap: -1, out: true}
 		f.place(f.cursors[r])
 	})
 }
@@ -124,9 +125,9 @@ func (f *fetcher) place(c *cursor) {
 		return // done for all when there is one
 	}
 	c.r.mu.Lock()
-	p, epoch, compared := c.r.part, c.r.leaderEpoch, c.r.compared
+	epoch, compared := c.r.leaderEpoch, c.r.compared
 	c.r.mu.Unlock()
-	start, end := p.Bounds()
+	start, end := c.part.Bounds()
 	last := c.epoch
 	if start == end && c.next == end {
 		last = -1 // an empty log proves nothing, and has nothing to lose
@@ -189,12 +190,12 @@ func (f *fetcher) after(c *cursor, do func(*fetcher)) {
 // rewind puts a cursor back to the log's end, after an append that failed or was slow.
 func (f *fetcher) rewind(ctx context.Context, c *cursor) {
 	c.r.mu.Lock()
-	p, current := c.r.part, c.r.gen == c.gen
+	current := c.r.gen == c.gen
 	c.r.mu.Unlock()
 	if f.cursors[c.r] != c || !current {
 		return
 	}
-	next, epoch, err := p.tip(ctx)
+	next, epoch, err := c.part.tip(ctx)
 	if err != nil {
 		f.drop(c.r)
 		c.r.handOver(c.gen, func() {})
@@ -370,7 +371,7 @@ func (f *fetcher) check(resp *wire.Response, progress func()) (work []fetched) {
 			continue
 		}
 		w := fetched{c: c, bytes: v.bytes, base: v.base, epoch: v.epoch, sourceEnd: max(a.HighWatermark, v.next), logStart: a.LogStart}
-		start, end := r.part.Bounds()
+		start, end := c.part.Bounds()
 		r.seen(w.logStart, w.sourceEnd, end) // before the append, which may hang
 		r.mu.Lock()
 		r.sourceLSO = a.LastStable
@@ -401,7 +402,7 @@ func (f *fetcher) check(resp *wire.Response, progress func()) (work []fetched) {
 }
 
 func (f *fetcher) empty(c *cursor) bool {
-	start, end := c.r.part.Bounds()
+	start, end := c.part.Bounds()
 	return start == end && c.next == end
 }
 
@@ -648,7 +649,7 @@ func (r *replica) absorb(ctx context.Context, w fetched) error {
 	}
 	defer r.appending.release()
 	r.mu.Lock()
-	p, current := r.part, r.gen == w.c.gen
+	p, current := w.c.part, r.gen == w.c.gen
 	r.mu.Unlock()
 	if !current {
 		return nil

@@ -322,7 +322,7 @@ func (m *Mirror) Start(context.Context) error {
 	}
 	m.started = true
 	m.mu.Unlock()
-	m.background(func(context.Context) { m.run(m.ctx) })
+	m.background(m.run)
 	return nil
 }
 

@@ -13,7 +13,8 @@ import (
 )
 
 // replica is one mirrored partition: it is driven from state to state towards what is wished for its topic. drive is the only one
-// who changes its state, one goroutine at a time, and there is none while nothing is to be done.
+// who takes it from state to state, one goroutine at a time, and there is none while nothing is to be done. (A round that is being
+// tried is set and taken back by failback.go, while drive keeps still; Recover and the first append only clear failures.)
 type replica struct {
 	m   *Mirror
 	t   *mirrorTopic
@@ -466,7 +467,7 @@ func (r *replica) attach(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	f.add(r, gen, end, epoch)
+	f.add(r, p, gen, end, epoch)
 	return nil
 }
 

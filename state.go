@@ -6,13 +6,15 @@ import "fmt"
 // of KIP-1279; 1 and 2 are unused here (see DIVERGENCE.md).
 //
 //	            add                   aligned
-//	UNKNOWN ----------> PREPARING ------------> MIRRORING <---------- resume
-//	                     ^  ^  |  <--divergence--   | | pause            |
+//	UNKNOWN ----------> PREPARING ------------> MIRRORING
+//	                     ^  ^  |  <--divergence--   | | pause
 //	                     |  |  |                    | +----> PAUSING --> PAUSED
 //	                     |  |  +-----> STOPPING <---+---------+------------+
-//	                     |  |             v
-//	                     |  +-- resume -- STOPPED     FAILED: from any; retries, or Recover; may be stopped
-//	                     +----- retry -----------------+
+//	                     |  |             v                                |
+//	                     |  +-- resume -- STOPPED                          |
+//	                     +----- resume ------------------------------------+
+//
+//	FAILED: from any; a retry or Recover goes back to the state before the failure; may be paused and stopped
 type State int8
 
 const (

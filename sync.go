@@ -393,15 +393,15 @@ func (c *Coordinator) claim(ctx context.Context, name string) (release func(), e
 // if none has.
 func (c *Coordinator) ownerOf(topic string) (owner *mirrorTopic) {
 	for _, m := range c.list() {
-		if t := m.topic(topic); t != nil && (owner == nil || !t.over() || owner.over() && t.rounds() > owner.rounds()) {
+		if t := m.topic(topic); t != nil && (owner == nil || !t.over() || owner.over() && t.lastEpoch() > owner.lastEpoch()) {
 			owner = t
 		}
 	}
 	return owner
 }
 
-// rounds tells which of two mirrors that have stopped a topic did so later: epochs of takeovers only grow.
-func (t *mirrorTopic) rounds() (greatest int32) {
+// lastEpoch tells which of two mirrors that have stopped a topic did so later: epochs of takeovers only grow.
+func (t *mirrorTopic) lastEpoch() (greatest int32) {
 	for _, r := range t.partitions() {
 		r.mu.Lock()
 		greatest = max(greatest, r.round.Epoch)
@@ -437,7 +437,7 @@ func (c *Coordinator) freshTopic(ctx context.Context, name string) (Topic, error
 }
 
 // WaitCaughtUp waits until the mirror holds everything up to the source's end as it is after the call, trailing transaction markers
-// included; of all topics if none are named. A partition that is FAILED, or a topic that is paused or stopped, ends it with an
+// included; of all topics if none are named. While the source is away it waits: bound it with ctx. A partition that is FAILED, or a topic that is paused or stopped, ends it with an
 // error at once.
 func (m *Mirror) WaitCaughtUp(ctx context.Context, topics ...string) error {
 	list, err := m.all(topics...)

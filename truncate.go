@@ -8,8 +8,8 @@ import (
 	"github.com/clustermirror/mirror/internal/epochs"
 )
 
-// Where do two logs part, and what must be cut? Everything here is pure; align in failover.go asks the source and carries the
-// answers out.
+// Where do two logs part, and what must be cut? Everything here is pure; in align.go, ask puts the questions to
+// the source and carryOut does what the answers say.
 //
 // The source is asked with OffsetForLeaderEpoch (KIP-101, KIP-279): "where does your epoch e end?", beginning with the last
 // epoch of our log, until nothing is left to cut. An epoch starts where the batch before it ended, so a gap belongs to the newer

@@ -3,9 +3,13 @@
 // replacement for Kafka: no consumer groups with members, no quotas, no ACL store, no replication between machines.
 //
 //	c, err := mirror.Open(ctx, host)
+//	defer c.Close()
 //	b, err := broker.New(c)
 //	defer b.Close()
 //	err = b.Listen("127.0.0.1:9092") // returns at once; clients of the same process use b.Source or b.Dial and need no port
+//
+// Topics are made by Host.EnsureTopic, by a client's CreateTopics, or with the option AutoCreate. Over memlog each run is a new
+// cluster: a mirror that outlives the process needs a source on disklog.
 //
 // Writes pass the coordinator's gate: a topic that a mirror owns is read-only here, whoever asks. What the broker must remember
 // across restarts (producer ids handed out, transactions, committed group offsets) it keeps in a topic of the host,

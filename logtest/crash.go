@@ -181,7 +181,10 @@ func crashUnderLoad(e *env) {
 		select {
 		case <-enough:
 		case err := <-stopped:
-			e.fail("Append or Sync before the crash: %w", err)
+			if err != nil {
+				e.fail("Append or Sync before the crash: %w", err)
+			}
+			stopped <- nil // it was faster than this goroutine, and is asked again below
 		}
 		safe := synced.Load()
 		e.crash(rng)
