@@ -400,7 +400,11 @@ func (r *replica) choose(ctx context.Context, p peer, h how) (c choice, err erro
 		return c, nil
 	}
 	if h == resuming && c.round.Open {
-		from := max(start, c.round.Offset)
+		l, err := part.lineage(ctx)
+		if err != nil {
+			return c, err
+		}
+		from := max(start, l.byPosition(Position{c.round.Epoch, c.round.Offset})) // where the cut will be
 		data, err := part.hasData(ctx, from)
 		if err != nil {
 			return c, err
