@@ -505,17 +505,17 @@ func (f *fetcher) unusable(c *cursor, err error) {
 	err = fmt.Errorf("fetch %s at offset %d: %w", c.r, c.next, err)
 	c.bad++
 	switch {
-	case errors.Is(err, batch.ErrOldFormat):
-		f.drop(c.r)
-		err = fmt.Errorf("%w, which cannot be mirrored exactly; rewrite the topic in format 2 at the source (it is not rewritten by itself), then Recover", err)
-		c.r.failed(c.gen, undecided(err))
 	case errors.Is(err, errStaleLeaderEpoch):
 		f.m.refreshSoon()
 		f.m.troubled(c.r, err)
 		f.hold(c)
-	case c.bad < badAnswers:
+	case c.bad < badAnswers: // also an old format: a flipped bit of the magic byte looks the same
 		f.m.troubled(c.r, err)
 		f.hold(c)
+	case errors.Is(err, batch.ErrOldFormat):
+		f.drop(c.r)
+		err = fmt.Errorf("%w, which cannot be mirrored exactly; rewrite the topic in format 2 at the source (it is not rewritten by itself), then Recover", err)
+		c.r.failed(c.gen, undecided(err))
 	default:
 		f.drop(c.r)
 		c.r.failed(c.gen, broken(err))
