@@ -39,6 +39,8 @@ type judge struct {
 	nodes     map[nodeKey]*node
 	logs      map[logKey]*logModel
 	states    map[*site]*stateModel
+
+	overwriting map[*site]int // Overwrites under way
 }
 
 type nodeKey struct {
@@ -72,7 +74,7 @@ type logModel struct {
 	epoch      int32              // the greatest leader epoch seen of the partition
 	owned      bool               // the site is where its records come from, or has taken it over once
 	takeovers  map[*site]tookOver // by the site that it was taken over from: the last one
-	overwrite  bool               // Overwrite was called since
+	overwrite  bool               // Overwrite was called since, or has ended since
 	cuts       []span             // not reported yet
 	ceiling    int64              // where the lowest cut ended; -1 without one
 	cutSize    int64              // offsets that a mirror has dropped here
@@ -99,7 +101,10 @@ type roundSeen struct {
 }
 
 func newJudge(w *world) *judge {
-	return &judge{w: w, nodes: make(map[nodeKey]*node), logs: make(map[logKey]*logModel), states: make(map[*site]*stateModel)}
+	return &judge{
+		w: w, nodes: make(map[nodeKey]*node), logs: make(map[logKey]*logModel), states: make(map[*site]*stateModel),
+		overwriting: make(map[*site]int),
+	}
 }
 
 // accuse keeps the first thing that is wrong.
@@ -305,10 +310,12 @@ func (m *logModel) open() (producers []int64) {
 	return slices.Sorted(maps.Keys(open))
 }
 
-// allow notes that Overwrite was called: what was written at the site may be dropped.
-func (j *judge) allow(s *site) {
+// allow notes that Overwrite begins, or ends: what was written at the site may be dropped. Of an Overwrite and a takeover at once
+// either may come last.
+func (j *judge) allow(s *site, running int) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
+	j.overwriting[s] += running
 	for num := range j.w.partitions {
 		j.log(s, num).overwrite = true
 	}
@@ -318,7 +325,7 @@ func (j *judge) allow(s *site) {
 // from here since. Nobody but Overwrite may do that.
 func (j *judge) undoes(l *watchedLog, m *logModel, dropped []*node) bool {
 	by := l.s.mirrored(l.partition)
-	if by == nil || m.overwrite {
+	if by == nil || m.overwrite || j.overwriting[l.s] > 0 {
 		return false
 	}
 	ours, theirs := m.takeovers[by.src], j.log(by.src, l.partition).takeovers[l.s]

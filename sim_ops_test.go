@@ -137,11 +137,13 @@ func (w *world) command(s *site, st step) {
 	l := mine[st.x%len(mine)]
 	m := s.mirrors[l]
 	wait := time.Duration(st.y*st.y) * 200 * time.Microsecond // up to 2 s; the command goes on if it takes longer
-	if st.op == opOverwrite || st.op == opBroken {
-		w.judge.allow(s)
-	}
 	run := func(f func(context.Context, ...string) error) {
 		w.do(wait, func(ctx context.Context) { w.judge.answer(l, st, f(ctx, simTopic)) })
+	}
+	overwrite := func(ctx context.Context, topics ...string) error {
+		w.judge.allow(s, 1)
+		defer w.judge.allow(s, -1)
+		return m.Overwrite(ctx, topics...)
 	}
 	switch st.op {
 	case opAdd:
@@ -155,10 +157,10 @@ func (w *world) command(s *site, st step) {
 	case opPromote:
 		run(m.Promote)
 	case opOverwrite:
-		run(m.Overwrite)
+		run(overwrite)
 	case opBroken:
 		l.cable.breakIn(10 + st.z)
-		run(m.Overwrite)
+		run(overwrite)
 		run(m.Remove)
 	case opBoth:
 		for _, back := range w.links {
