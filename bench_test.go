@@ -84,6 +84,16 @@ func takeover(b *testing.B, partitions int32) (time.Duration, int64) {
 	require.NoError(b, m.Start(ctx))
 	require.NoError(b, m.AddTopics(ctx, "orders"))
 	require.NoError(b, m.WaitCaughtUp(ctx))
+	for num := range partitions { // a mirror that has run for a while: the files are known to be there, their ends are not
+		p, err := m.Coordinator().Partition(ctx, "orders", num)
+		require.NoError(b, err)
+		require.NoError(b, p.Sync(ctx))
+		p, err = origin.Partition(ctx, "orders", num)
+		require.NoError(b, err)
+		_, err = p.Append(ctx, plain(10))
+		require.NoError(b, err)
+	}
+	require.NoError(b, m.WaitCaughtUp(ctx))
 
 	before, began := host.syncs.Load(), time.Now()
 	require.NoError(b, m.Remove(ctx, "orders"))

@@ -536,9 +536,6 @@ func (c *Coordinator) gateOf(t *mirrorTopic) {
 	for _, r := range replicas {
 		c.gate.setOpen(t.name, r.num, r.isTakenOver())
 	}
-	if t.over() && !slices.ContainsFunc(replicas, func(r *replica) bool { return !r.isTakenOver() }) {
-		c.gate.openRest(t.name)
-	}
 }
 
 // refreshChains finds out where the source has what we mirror from: a mirror may have begun there, or further up, since the round

@@ -26,9 +26,26 @@ type gate struct {
 
 // gateTopic is a topic of a mirror. A topic that is in no mirror has none, and is open.
 type gateTopic struct {
-	err  error
-	open []atomic.Bool // by partition: taken over, or kept from before
-	rest atomic.Bool   // partitions that the mirror never had: the host may add some to a topic that it has taken over
+	err    error
+	open   []atomic.Bool // by partition: taken over, or kept from before
+	closed atomic.Int32  // how many are not; once none is, those are open too that the host adds to what it has taken over
+}
+
+func newGateTopic(err error, partitions int32) *gateTopic {
+	t := &gateTopic{err: err, open: make([]atomic.Bool, partitions)}
+	t.closed.Store(max(partitions, 1)) // with no partition there is none that could open the others
+	return t
+}
+
+func (t *gateTopic) set(partition int32, open bool) {
+	if int(partition) >= len(t.open) || t.open[partition].Swap(open) == open {
+		return
+	}
+	if open {
+		t.closed.Add(-1)
+	} else {
+		t.closed.Add(1)
+	}
 }
 
 func (g *gate) check(topic string, partition int32) error {
@@ -45,7 +62,7 @@ func (g *gate) check(topic string, partition int32) error {
 		return nil
 	case partition >= 0 && int(partition) < len(t.open) && t.open[partition].Load():
 		return nil
-	case int(partition) >= len(t.open) && t.rest.Load():
+	case int(partition) >= len(t.open) && t.closed.Load() == 0:
 		return nil
 	}
 	return t.err
@@ -53,18 +70,18 @@ func (g *gate) check(topic string, partition int32) error {
 
 // closeTopic closes all partitions of a topic for everyone but the mirror.
 func (g *gate) closeTopic(topic, mirror string, partitions int32) {
-	g.replace(topic, &gateTopic{err: &ReadOnlyError{Topic: topic, Mirror: mirror}, open: make([]atomic.Bool, partitions)})
+	g.replace(topic, newGateTopic(&ReadOnlyError{Topic: topic, Mirror: mirror}, partitions))
 }
 
 // grow keeps what is open and adds closed partitions.
 func (g *gate) grow(topic, mirror string, partitions int32) {
-	t := &gateTopic{err: &ReadOnlyError{Topic: topic, Mirror: mirror}, open: make([]atomic.Bool, partitions)}
+	t := newGateTopic(&ReadOnlyError{Topic: topic, Mirror: mirror}, partitions)
 	g.changing.Lock()
 	defer g.changing.Unlock()
 	if topics := g.topics.Load(); topics != nil && (*topics)[topic] != nil {
 		old := (*topics)[topic].open
-		for i := range min(len(old), len(t.open)) {
-			t.open[i].Store(old[i].Load())
+		for i := range old {
+			t.set(int32(i), old[i].Load())
 		}
 	}
 	g.put(topic, t)
@@ -78,23 +95,14 @@ func (g *gate) setOpen(topic string, partition int32, open bool) {
 	g.changing.Lock()
 	defer g.changing.Unlock()
 	if topics := g.topics.Load(); topics != nil {
-		if t := (*topics)[topic]; t != nil && int(partition) < len(t.open) {
-			t.open[partition].Store(open)
+		if t := (*topics)[topic]; t != nil {
+			t.set(partition, open)
 		}
 	}
 }
 
-// openRest opens a topic's partitions that the mirror never had.
-func (g *gate) openRest(topic string) {
-	g.changing.Lock()
-	defer g.changing.Unlock()
-	if topics := g.topics.Load(); topics != nil && (*topics)[topic] != nil {
-		(*topics)[topic].rest.Store(true)
-	}
-}
-
 // forbid closes a topic that no local writer may ever write.
-func (g *gate) forbid(topic string, err error) { g.replace(topic, &gateTopic{err: err}) }
+func (g *gate) forbid(topic string, err error) { g.replace(topic, newGateTopic(err, 0)) }
 
 func (g *gate) replace(topic string, t *gateTopic) {
 	g.changing.Lock()

@@ -26,6 +26,18 @@ func TestGate(t *testing.T) {
 	require.NoError(t, g.check("orders", 1), "what was open stays open")
 	require.Error(t, g.check("orders", 2), "what is new is closed")
 
+	require.Error(t, g.check("orders", 3))
+	g.setOpen("orders", 0, true)
+	g.setOpen("orders", 1, true)
+	require.Error(t, g.check("orders", 3), "one is still mirrored")
+	g.setOpen("orders", 2, true)
+	require.NoError(t, g.check("orders", 3), "the topic was taken over, and the host has added a partition")
+	g.setOpen("orders", 0, false)
+	require.Error(t, g.check("orders", 3))
+
+	g.forbid("__state", ErrClosed)
+	require.ErrorIs(t, g.check("__state", 0), ErrClosed)
+
 	g.release("orders")
 	require.NoError(t, g.check("orders", 0))
 

@@ -306,9 +306,6 @@ func (r *replica) to(ctx context.Context, e event, cause error, change func(*rou
 		r.diverged = ""
 	}
 	r.mu.Unlock()
-	if state == Stopped && rd.TakenOver && r.t.over() {
-		r.m.c.gate.openRest(r.t.name)
-	}
 	if old.state != state {
 		r.m.c.log.Debug("state", "mirror", r.m.name, "partition", r.String(), "from", old.state.String(), "to", state.String(), "cause", cause)
 		r.m.c.events.send(Event{

@@ -238,10 +238,10 @@ func (m *Mirror) grow(ctx context.Context, t *mirrorTopic, n int32) error {
 		fresh = append(fresh, r)
 		recs = append(recs, r.roundRecord(r.round))
 	}
-	m.c.gate.grow(t.name, m.name, n)
 	if err := m.c.put(ctx, recs...); err != nil {
 		return fmt.Errorf("grow topic %s from %d to %d partitions: %w", t.name, old, n, err)
 	}
+	m.c.gate.grow(t.name, m.name, n)
 	m.mu.Lock()
 	t.replicas = append(t.replicas, fresh...)
 	m.mu.Unlock()

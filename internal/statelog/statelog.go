@@ -21,6 +21,7 @@ import (
 	"iter"
 	"log/slog"
 	"sync"
+	"time"
 )
 
 var (
@@ -239,13 +240,15 @@ func (s *Store) fail(err error) {
 // run is the one goroutine that writes.
 func (s *Store) run(ctx context.Context) {
 	defer close(s.ended)
-	for {
+	for company := false; ; {
+		s.gather(ctx, company)
 		puts, err := s.take()
 		switch {
 		case err != nil:
 			answer(puts, err)
 			return
 		case len(puts) > 0:
+			company = len(puts) > 1
 			err := s.commit(ctx, puts)
 			answer(puts, err)
 			if err == nil {
@@ -256,6 +259,32 @@ func (s *Store) run(ctx context.Context) {
 		select {
 		case <-s.wake:
 		case <-ctx.Done():
+		}
+	}
+}
+
+// What a put may wait for others. With 1,000 partitions on their way through a few states the puts come one by one, and as many
+// syncs of this log would take longer than all else that the partitions do.
+const (
+	gatherPause = 500 * time.Microsecond
+	gatherMost  = 10 * time.Millisecond
+)
+
+// gather waits as long as more puts come, and not at all for one that is alone and follows one that was.
+func (s *Store) gather(ctx context.Context, company bool) {
+	began := time.Now()
+	for before := 0; ; {
+		s.mu.RLock()
+		n, ended := len(s.queue), s.err != nil
+		s.mu.RUnlock()
+		if n == before || n == 1 && !company || ended || time.Since(began) >= gatherMost {
+			return
+		}
+		before = n
+		select {
+		case <-time.After(gatherPause):
+		case <-ctx.Done():
+			return
 		}
 	}
 }

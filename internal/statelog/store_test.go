@@ -12,6 +12,7 @@ import (
 	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -188,6 +189,43 @@ func TestConcurrentPutsShareAppendsAndSyncs(t *testing.T) {
 		require.Len(t, contents(s), 1001)
 		require.NoError(t, s.Close())
 		require.Len(t, contents(open(t, log)), 1001)
+	})
+}
+
+func TestPutsThatComeOneByOneShareSyncsToo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		log := newTestLog()
+		s := open(t, log)
+		before := log.count("sync")
+		log.before = func(_ context.Context, op string) fault {
+			if op == "sync" {
+				time.Sleep(200 * time.Microsecond)
+			}
+			return noFault
+		}
+		var puts sync.WaitGroup
+		for i := range int64(1000) { // each on its way through three states, behind the one before it
+			puts.Go(func() {
+				time.Sleep(time.Duration(i) * 100 * time.Microsecond)
+				for state := range int64(3) {
+					require.NoError(t, s.Put(t.Context(), rec(i, fmt.Sprint(state))))
+				}
+			})
+		}
+		puts.Wait()
+		require.Less(t, log.count("sync")-before, 20)
+		require.Len(t, contents(s), 1000)
+	})
+}
+
+func TestALonePutWaitsForNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := open(t, newTestLog())
+		began := time.Now()
+		for i := range int64(100) {
+			require.NoError(t, s.Put(t.Context(), rec(i, "a")))
+		}
+		require.Equal(t, began, time.Now())
 	})
 }
 
