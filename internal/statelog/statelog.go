@@ -266,8 +266,8 @@ func (s *Store) run(ctx context.Context) {
 // What a put may wait for others. With 1,000 partitions on their way through a few states the puts come one by one, and as many
 // syncs of this log would take longer than all else that the partitions do.
 const (
-	gatherPause = 500 * time.Microsecond
-	gatherMost  = 10 * time.Millisecond
+	gatherPause = time.Millisecond
+	gatherMost  = 50 * time.Millisecond
 )
 
 // gather waits as long as more puts come, and not at all for one that is alone and follows one that was.
