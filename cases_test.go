@@ -97,6 +97,40 @@ func TestTheSourcesStartMovesBeyondEverythingTheMirrorHolds(t *testing.T) {
 	})
 }
 
+// A source that loses its last records in an unclean election, leaves a gap where they were and drops everything up to it: nobody can
+// say any more that what the mirror holds came before what follows. So it goes before that comes.
+func TestWhatTheSourceHasDroppedGoesBeforeNewRecordsCome(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		a, b, m := mirrored(t, 1)
+		require.NoError(t, m.Pause(t.Context(), "orders"))
+		require.NoError(t, a.broker.Lag("orders", 0, 2, 9))
+		require.NoError(t, a.broker.Elect("orders", 0, 2, true))
+		log, err := a.host.OpenLog(t.Context(), "orders", 0)
+		require.NoError(t, err)
+		epoch, done, err := a.c.BeginWrite(t.Context(), "orders", 0)
+		require.NoError(t, err)
+		after := plain(5)
+		batch.SetBase(after, 12)
+		batch.SetLeaderEpoch(after, epoch)
+		require.NoError(t, log.Append(t.Context(), after))
+		done()
+		require.NoError(t, a.partition("orders", 0).AdvanceStart(t.Context(), 10))
+
+		held := int64(-1)
+		b.host.Fail(func(_ context.Context, op memlog.Op, topic string, _ int32) error {
+			if op == memlog.OpAppend && topic == "orders" {
+				start, end := b.partition("orders", 0).Bounds()
+				held = end - start
+			}
+			return nil
+		})
+		require.NoError(t, m.Resume(t.Context(), "orders"))
+		caughtUp(t, m)
+		require.Zero(t, held)
+		requireSame(t, a, m, "orders", 1)
+	})
+}
+
 func TestARestartIsNoFloorForTheLogStart(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		a := newSource(t)

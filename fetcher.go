@@ -654,19 +654,30 @@ func (r *replica) absorb(ctx context.Context, w fetched) error {
 	if !current {
 		return nil
 	}
+	if err := p.follow(ctx, w.logStart); err != nil {
+		return err
+	}
 	if len(w.bytes) > 0 {
 		if err := p.mirror(ctx, w); err != nil {
 			return err
 		}
 		r.progressed(len(w.bytes))
 	}
-	start, end := p.Bounds()
-	if w.logStart > start {
-		if err := p.advance(ctx, min(w.logStart, end)); err != nil {
-			return err
-		}
+	if err := p.follow(ctx, w.logStart); err != nil {
+		return err
 	}
+	_, end := p.Bounds()
 	r.seen(w.logStart, w.sourceEnd, end)
+	return nil
+}
+
+// follow drops what the source has dropped: before an append, since of records that the source's log does not begin with any more nobody
+// can say whether the new ones came after them; and after it, for a start among the new ones.
+func (p *Partition) follow(ctx context.Context, logStart int64) error {
+	start, end := p.Bounds()
+	if to := min(logStart, end); to > start {
+		return p.advance(ctx, to)
+	}
 	return nil
 }
 
