@@ -58,7 +58,7 @@ func (r *replica) prepare(ctx context.Context) error {
 			return r.beginEmpty(ctx, p, l.end, aligned, leader, epoch, sourceStart, sourceEnd)
 		}
 		if sourceStart > l.end {
-			if err := r.restart(ctx, p, l, sourceStart, "the source's log begins beyond what is mirrored"); err != nil {
+			if err := r.resetTo(ctx, p, l, sourceStart, "the source's log begins beyond what is mirrored"); err != nil {
 				return err
 			}
 			continue
@@ -107,9 +107,9 @@ func (r *replica) beginEmpty(ctx context.Context, p *Partition, at int64, aligne
 	case aligned && at >= sourceStart && at <= sourceEnd:
 		return nil
 	case aligned && sourceStart > at:
-		return r.restart(ctx, p, lineage{start: at, end: at}, sourceStart, "the source's log begins beyond what is mirrored")
+		return r.resetTo(ctx, p, lineage{start: at, end: at}, sourceStart, "the source's log begins beyond what is mirrored")
 	case aligned:
-		return r.restart(ctx, p, lineage{start: at, end: at}, sourceStart, "the source's log ends below what was mirrored")
+		return r.resetTo(ctx, p, lineage{start: at, end: at}, sourceStart, "the source's log ends below what was mirrored")
 	case !r.round.Late:
 		var err error
 		if want, err = r.startPoint(ctx, leader, epoch, sourceStart, sourceEnd); err != nil {
@@ -151,7 +151,7 @@ func (r *replica) compare(ctx context.Context, p *Partition, l lineage, leader, 
 	case v.kind == agree:
 		return true, nil
 	case v.kind == unknown:
-		return false, r.restart(ctx, p, l, v.to, v.why)
+		return false, r.resetTo(ctx, p, l, v.to, v.why)
 	default:
 		return false, r.cutBack(ctx, p, l, v.to, v.why)
 	}
@@ -182,7 +182,7 @@ func (r *replica) ask(ctx context.Context, l lineage, leader, epoch int32, sourc
 		case cutTo:
 			v.why = fmt.Sprintf("asked for epoch %d, the source's epoch %d ends at offset %d", probe.epoch, a.epoch, a.end)
 		case unknown:
-			to, reset := l.parted(sourceStart, sourceEnd)
+			to, reset := l.strange(sourceStart, sourceEnd)
 			v = verdict{kind: unknown, to: to, why: "no leader epoch of the log is known to the source"}
 			if !reset {
 				v = verdict{kind: cutTo, to: to, why: "the source's log is shorter and knows no leader epoch of ours"}
@@ -205,7 +205,7 @@ func (r *replica) byPosition(ctx context.Context, p *Partition) error {
 		return err
 	}
 	if rd.Empty {
-		return r.restart(ctx, p, l, l.end, "Overwrite of a log that was never mirrored")
+		return r.resetTo(ctx, p, l, l.end, "Overwrite of a log that was never mirrored")
 	}
 	to := l.byPosition(Position{rd.Epoch, rd.Offset})
 	if to >= l.end {
@@ -265,8 +265,8 @@ func (r *replica) cutBack(ctx context.Context, p *Partition, l lineage, to int64
 	return r.carryOut(ctx, p, cutEntry{From: to, To: l.end, Target: to, Reset: to < l.start, Reason: reason})
 }
 
-// restart empties the log: it goes on at start. What was held and what lies between is reported.
-func (r *replica) restart(ctx context.Context, p *Partition, l lineage, start int64, reason string) error {
+// resetTo empties the log: it goes on at start. What was held and what lies between is reported.
+func (r *replica) resetTo(ctx context.Context, p *Partition, l lineage, start int64, reason string) error {
 	e := cutEntry{From: l.start, To: l.end, Target: start, Reset: true, Reason: reason}
 	if start > l.end {
 		e.From, e.To = l.end, start // the source no longer has what is dropped here, nor what was never got
@@ -376,7 +376,7 @@ func (r *replica) finish(ctx context.Context, p *Partition, e cutEntry) error {
 		return fmt.Errorf("close report of a cut of %s: %w", r, err)
 	}
 	r.mu.Lock()
-	r.totals, r.partings = totals, 0
+	r.totals, r.realigned = totals, 0
 	r.mu.Unlock()
 	return nil
 }

@@ -9,13 +9,16 @@ import (
 	"log/slog"
 	"maps"
 	"math"
+	"regexp"
 	"slices"
 	"sync"
 
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sync/semaphore"
 
 	"github.com/clustermirror/mirror/internal/statelog"
 	"github.com/clustermirror/mirror/internal/summary"
+	"github.com/clustermirror/mirror/internal/wire"
 )
 
 // Coordinator is the one owner of desired and current state on a host, and of the write gate of its topics. It persists, then
@@ -478,4 +481,145 @@ func (c *Coordinator) putCheckpoint(ctx context.Context, topic TopicID, partitio
 		return nil
 	}
 	return c.put(ctx, recs...)
+}
+
+// Mirror creates a mirror, or attaches the source to one found in the state. Nothing is asked of the source before Start or
+// AddTopics. The options given to Open that are MirrorOptions too are its defaults.
+func (c *Coordinator) Mirror(name string, src Source, opts ...MirrorOption) (*Mirror, error) {
+	o := c.opts.mirror
+	for _, opt := range opts {
+		opt.applyMirror(&o)
+	}
+	return c.attach(c.ctx, name, src, o)
+}
+
+// Detached is a mirror that was found in the state and has no source attached. It can be described, and topics can be removed from
+// it: that is failover without the source. ErrUnknownMirror if there is none.
+func (c *Coordinator) Detached(name string) (*Mirror, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	m := c.mirrors[name]
+	if m == nil || m.client != nil {
+		return nil, fmt.Errorf("mirror %s: %w", name, ErrUnknownMirror)
+	}
+	return m, nil
+}
+
+var legalName = regexp.MustCompile(`^[A-Za-z0-9._-]{1,249}$`)
+
+func (c *Coordinator) attach(ctx context.Context, name string, src Source, o mirrorOptions) (*Mirror, error) {
+	var errs []error
+	if !legalName.MatchString(name) || name == "." || name == ".." {
+		errs = append(errs, fmt.Errorf("mirror name %q: must be 1 to 249 of A-Z a-z 0-9 . _ -, and not . or ..", name))
+	}
+	if src.Addr == nil {
+		errs = append(errs, fmt.Errorf("mirror %s: Source.Addr is nil: give the bootstrap brokers, as in kafka.TCP(\"kafka-1:9092\")", name))
+	}
+	if err := o.validate(); err != nil {
+		errs = append(errs, fmt.Errorf("options of mirror %s: %w", name, err))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	if err := c.attaching.acquire(ctx); err != nil {
+		return nil, err
+	}
+	defer c.attaching.release()
+	c.mu.Lock()
+	old, closed := c.mirrors[name], c.closed
+	c.mu.Unlock()
+	switch {
+	case closed:
+		return nil, ErrClosed
+	case old != nil && old.client != nil:
+		return nil, fmt.Errorf("mirror %s is attached already: Close it first", name)
+	case old != nil && src.ClusterID != "" && old.peerID() != "" && src.ClusterID != old.peerID():
+		return nil, fmt.Errorf("mirror %s mirrors cluster %s, Source.ClusterID is %s: %w", name, old.peerID(), src.ClusterID, ErrWrongCluster)
+	case old != nil:
+		old.disconnect() // what was commanded of it without a source has ended
+	default:
+		if err := c.put(ctx, record(statelog.Key{Type: typeMirror, Mirror: name}, mirrorRecord{})); err != nil {
+			return nil, fmt.Errorf("create mirror %s: %w", name, err)
+		}
+	}
+	m := c.newMirror(name)
+	m.src, m.opts = src, o
+	m.client = wire.New(wire.Config{
+		Addr: src.Addr, Transport: src.Transport, ClientID: o.clientID, RequestTimeout: o.requestTimeout, Logger: c.log,
+		Reserve: c.budget.reserve, Accept: m.accept,
+	})
+	return m, c.publish(m)
+}
+
+func (c *Coordinator) newMirror(name string) *Mirror {
+	m := &Mirror{
+		c: c, name: name, opts: c.opts.mirror, soon: make(chan struct{}, 1), changed: newBroadcast(),
+		topics: make(map[string]*mirrorTopic), fetchers: make(map[int32]*fetcher), asking: semaphore.NewWeighted(askAtOnce),
+	}
+	m.ctx, m.cancel = context.WithCancel(c.ctx)
+	return m
+}
+
+// load makes what the state says, so that the gate is right before anyone can ask.
+func (c *Coordinator) load(ctx context.Context) error {
+	for k := range c.store.All(typeMirror) {
+		if err := c.publish(c.newMirror(k.Mirror)); err != nil {
+			return fmt.Errorf("load mirror %s: %w", k.Mirror, err)
+		}
+	}
+	for _, m := range c.list() {
+		for _, t := range m.mustAll() {
+			for _, r := range t.partitions() {
+				if err := r.check(ctx); err != nil { // that of one partition keeps no other from being taken over
+					c.log.Error("partition at open", "mirror", m.name, "partition", r.String(), "err", err)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// publish fills a mirror with what the state says of it, and lets others see it.
+func (c *Coordinator) publish(m *Mirror) error {
+	v, _, err := get[mirrorRecord](c.store, statelog.Key{Type: typeMirror, Mirror: m.name})
+	if err != nil {
+		return err
+	}
+	m.peer = v.Peer
+	for k := range c.store.All(typeTopic) {
+		if k.Mirror != m.name {
+			continue
+		}
+		v, _, err := get[topicRecord](c.store, k)
+		if err != nil {
+			return err
+		}
+		t := m.newTopic(v.Name, k.Topic, v.Wished, v.Partitions)
+		for _, r := range t.replicas {
+			if err := r.load(c.store); err != nil {
+				return err
+			}
+			r.part = c.opened(t.name, r.num)
+		}
+		t.upstreams = v.Upstreams
+		m.topics[t.name] = t
+	}
+	c.mu.Lock()
+	c.mirrors[m.name] = m
+	c.mu.Unlock()
+	for topic := range m.topics { // of several mirrors that have had it, the one that mirrors it now decides
+		c.gateOf(c.ownerOf(topic))
+	}
+	return nil
+}
+
+// list are the mirrors by name.
+func (c *Coordinator) list() []*Mirror {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	list := make([]*Mirror, 0, len(c.mirrors))
+	for _, name := range sortedKeys(c.mirrors) {
+		list = append(list, c.mirrors[name])
+	}
+	return list
 }

@@ -96,5 +96,17 @@ func (f *failure) Unwrap() error { return f.err }
 // undecided makes a failure that is not retried.
 func undecided(err error) error { return &failure{err: err, decide: true} }
 
-// broken makes a failure that is retried with back-off.
-func broken(err error) error { return &failure{err: err} }
+// retried makes a failure that is retried with back-off.
+func retried(err error) error { return &failure{err: err} }
+
+// hinted carries what to do next up to the TopicError, which says it.
+type hinted struct {
+	err  error
+	next string
+}
+
+func (h *hinted) Error() string { return h.err.Error() }
+
+func (h *hinted) Unwrap() error { return h.err }
+
+func hint(err error, next string) error { return &hinted{err, next} }

@@ -75,6 +75,14 @@ func (m *Mirror) askPeer(ctx context.Context, t *mirrorTopic) (peer, error) {
 	return p, nil
 }
 
+// refusal is why the topic can't be mirrored from the peer now; nil if it can.
+func (p *peer) refusal() error {
+	if p.active == "" {
+		return nil
+	}
+	return hint(fmt.Errorf("%w: %s", ErrPeerActive, p.active), "Remove it there first, then add it again")
+}
+
 // hear takes what a broker says of one mirror.
 func (p *peer) hear(us string, t *mirrorTopic, v wire.DescribedMirror) error {
 	if v.ErrorCode != 0 {
@@ -218,8 +226,8 @@ func (m *Mirror) beginRound(ctx context.Context, t *mirrorTopic, h how) error {
 	}
 	m.show(t, rounds, upstreams)
 	p, err := m.askPeer(ctx, t)
-	if err == nil && p.active != "" {
-		err = hint(fmt.Errorf("%w: %s", ErrPeerActive, p.active), "Remove it there first, then add it again")
+	if err == nil {
+		err = p.refusal()
 	}
 	if err != nil {
 		return errors.Join(err, before.restore(ctx, persisted))
@@ -323,8 +331,8 @@ func (m *Mirror) chooseRounds(ctx context.Context, t *mirrorTopic, h how) (_ map
 	if err != nil {
 		return nil, nil, err
 	}
-	if p.active != "" {
-		return nil, nil, hint(fmt.Errorf("%w: %s", ErrPeerActive, p.active), "Remove it there first, then add it again")
+	if err := p.refusal(); err != nil {
+		return nil, nil, err
 	}
 	rounds := make(map[*replica]round)
 	var unproven, written []Range
@@ -482,25 +490,7 @@ func (mem memory) restore(ctx context.Context, d depth) error {
 	m, t := mem.m, mem.t
 	tried := t.partitions()
 	if d == persisted {
-		keys := []statelog.Key{t.key()}
-		for _, r := range tried {
-			keys = append(keys, r.key(typeRound), r.key(statelog.TypePartitionState))
-		}
-		recs := make([]statelog.Record, 0, len(keys))
-		for _, k := range keys {
-			recs = append(recs, statelog.Record{Key: k}) // as if it had never been
-		}
-		if !mem.new {
-			recs = recs[:0]
-			recs = append(recs, record(t.key(), topicRecord{t.name, mem.wished, int32(len(mem.replicas)), mem.chain}))
-			for i, r := range mem.replicas {
-				recs = append(recs, r.roundRecord(mem.rounds[i]), r.stateRecord(mem.states[i]))
-			}
-			for _, r := range tried[len(mem.replicas):] {
-				recs = append(recs, statelog.Record{Key: r.key(typeRound)}, statelog.Record{Key: r.key(statelog.TypePartitionState)})
-			}
-		}
-		if err := m.c.put(context.WithoutCancel(ctx), recs...); err != nil {
+		if err := m.c.put(context.WithoutCancel(ctx), mem.records(tried)...); err != nil {
 			m.tried(t)
 			return fmt.Errorf("take back what was persisted; the topic stays read-only: %w", err)
 		}
@@ -527,6 +517,24 @@ func (mem memory) restore(ctx context.Context, d depth) error {
 		m.c.gate.release(t.name)
 	}
 	return nil
+}
+
+// records say what was persisted before: of what is new, nothing.
+func (mem memory) records(tried []*replica) (recs []statelog.Record) {
+	known := mem.replicas
+	if mem.new {
+		known = nil
+		recs = append(recs, statelog.Record{Key: mem.t.key()})
+	} else {
+		recs = append(recs, record(mem.t.key(), topicRecord{mem.t.name, mem.wished, int32(len(known)), mem.chain}))
+	}
+	for i, r := range known {
+		recs = append(recs, r.roundRecord(mem.rounds[i]), r.stateRecord(mem.states[i]))
+	}
+	for _, r := range tried[len(known):] {
+		recs = append(recs, statelog.Record{Key: r.key(typeRound)}, statelog.Record{Key: r.key(statelog.TypePartitionState)})
+	}
+	return recs
 }
 
 // gateOf sets the gate of a topic to what its partitions' rounds say.
@@ -587,7 +595,7 @@ func (m *Mirror) refreshChains(ctx context.Context, md *wire.Metadata, active []
 func (m *Mirror) takeChain(ctx context.Context, t *mirrorTopic, p *peer) error {
 	if p.active != "" {
 		for _, r := range t.partitions() {
-			r.failedNow(undecided(fmt.Errorf("%w: %s; Remove the topic on one side", ErrPeerActive, p.active)))
+			r.failSoon(undecided(fmt.Errorf("%w: %s; Remove the topic on one side", ErrPeerActive, p.active)))
 		}
 	}
 	slices.Sort(p.upstreams)

@@ -47,7 +47,7 @@ func takeoverEpoch(seen, random int32) int32 {
 
 // stop ends with what the round becomes when STOPPED is persisted.
 func (r *replica) stop(ctx context.Context) (done round, err error) {
-	r.detach(ctx)
+	r.stopFetching(ctx)
 	r.mu.Lock()
 	rd, sourceEpoch := r.round, r.leaderEpoch
 	r.mu.Unlock()

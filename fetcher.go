@@ -32,7 +32,7 @@ type fetcher struct {
 
 	cursors map[*replica]*cursor // those it fetches
 	placed  int                  // how many of them are in the session
-	apart   int                  // how many are set aside for an append that takes long
+	away    int                  // how many have left the loop for an append that takes long
 	since   time.Time            // when the first of them was
 	blind   bool                 // the broker can't compare epochs when it answers a fetch: we ask before we fetch
 	session *wire.Session        // nil while there is no connection
@@ -54,10 +54,10 @@ type cursor struct {
 }
 
 const (
-	slowAppend  = 50 * time.Millisecond
-	maxPartings = 10      // so many alignments in a row that changed nothing are enough
-	badAnswers  = 5       // after so many a partition is FAILED, and retried from there
-	maxBatch    = 1 << 30 // a claimed length beyond it is nonsense
+	slowAppend   = 50 * time.Millisecond
+	maxRealigned = 10      // so many alignments in a row that changed nothing are enough
+	badAnswers   = 5       // after so many a partition is FAILED, and retried from there
+	maxBatch     = 1 << 30 // a claimed length beyond it is nonsense
 
 	fetchKey       = 1
 	comparingFetch = 12 // the first Fetch that carries the last fetched epoch (KIP-595)
@@ -133,7 +133,7 @@ func (f *fetcher) place(c *cursor) {
 		last = -1 // an empty log proves nothing, and has nothing to lose
 	}
 	if f.blind && last >= 0 && compared != epoch {
-		f.part(c, "a new leader that can't compare epochs by itself")
+		f.realign(c, "a new leader that can't compare epochs by itself")
 		return
 	}
 	f.session.Set(wire.FetchPartition{
@@ -174,7 +174,7 @@ func (f *fetcher) after(c *cursor, do func(*fetcher)) {
 	}
 	wait := c.pause.NextBackOff()
 	c.r.mu.Lock()
-	for range c.r.partings - 2 { // its cursor, and with it the pause, is new each time
+	for range c.r.realigned - 2 { // its cursor, and with it the pause, is new each time
 		wait = min(2*wait, f.m.opts.backoffMax)
 	}
 	c.r.mu.Unlock()
@@ -297,7 +297,7 @@ func (f *fetcher) open(s *wire.Session) {
 // wait is how long the broker may hold the next fetch. A partition whose append takes long comes back when it is done: until then the
 // wait is about as long as the append has taken, so that neither of them waits much for the other.
 func (f *fetcher) wait() time.Duration {
-	if f.apart == 0 {
+	if f.away == 0 {
 		return f.m.opts.fetchWait
 	}
 	return min(f.m.opts.fetchWait, max(5*time.Millisecond, time.Since(f.since)))
@@ -361,13 +361,13 @@ func (f *fetcher) check(resp *wire.Response, progress func()) (work []fetched) {
 			f.refused(c, a)
 			continue
 		case a.Diverging != nil:
-			f.part(c, fmt.Sprintf("the source's epoch %d ends at offset %d", a.Diverging.Epoch, a.Diverging.End))
+			f.realign(c, fmt.Sprintf("the source's epoch %d ends at offset %d", a.Diverging.Epoch, a.Diverging.End))
 			continue
 		}
 		v, err := validate(a.Records, expected{c.next, c.epoch, leaderEpoch, a.HighWatermark, f.empty(c), c.gap})
 		c.gap = v.gap
 		if f.blind && c.epoch >= 0 && v.epoch > max(c.epoch, compared) {
-			f.part(c, fmt.Sprintf("epoch %d begins, and the source can't compare epochs by itself", v.epoch))
+			f.realign(c, fmt.Sprintf("epoch %d begins, and the source can't compare epochs by itself", v.epoch))
 			continue
 		}
 		w := fetched{c: c, bytes: v.bytes, base: v.base, epoch: v.epoch, sourceEnd: max(a.HighWatermark, v.next), logStart: a.LogStart}
@@ -515,35 +515,35 @@ func (f *fetcher) unusable(c *cursor, err error) {
 	case errors.Is(err, batch.ErrOldFormat):
 		f.drop(c.r)
 		err = fmt.Errorf("%w, which cannot be mirrored exactly; rewrite the topic in format 2 at the source (it is not rewritten by itself), then Recover", err)
-		c.r.failed(c.gen, undecided(err))
+		c.r.failFetch(c.gen, undecided(err))
 	default:
 		f.drop(c.r)
-		c.r.failed(c.gen, broken(err))
+		c.r.failFetch(c.gen, retried(err))
 	}
 }
 
-// part hands a partition over to alignment. If alignment finds nothing to cut and the same comes again, it does so after a growing
+// realign hands a partition over to alignment. If alignment finds nothing to cut and the same comes again, it does so after a growing
 // pause, and in the end someone must look.
-func (f *fetcher) part(c *cursor, why string) {
+func (f *fetcher) realign(c *cursor, why string) {
 	r := c.r
 	r.mu.Lock()
-	r.partings++
-	n := r.partings
+	r.realigned++
+	n := r.realigned
 	r.mu.Unlock()
 	switch {
-	case n > maxPartings:
+	case n > maxRealigned:
 		f.drop(r)
-		r.failed(c.gen, undecided(fmt.Errorf("%s at offset %d: %s, %d times in a row, and where its epochs end the source agrees with us; check the source, then Recover", r, c.next, why, n)))
+		r.failFetch(c.gen, undecided(fmt.Errorf("%s at offset %d: %s, %d times in a row, and where its epochs end the source agrees with us; check the source, then Recover", r, c.next, why, n)))
 	case n > 1:
 		f.m.troubled(r, fmt.Errorf("%s at offset %d: %s, though its epochs agree with ours", r, c.next, why))
 		f.setAside(c)
-		f.after(c, func(f *fetcher) { f.partNow(c, why) })
+		f.after(c, func(f *fetcher) { f.realignNow(c, why) })
 	default:
-		f.partNow(c, why)
+		f.realignNow(c, why)
 	}
 }
 
-func (f *fetcher) partNow(c *cursor, why string) {
+func (f *fetcher) realignNow(c *cursor, why string) {
 	f.drop(c.r)
 	c.r.handOver(c.gen, func() { c.r.diverged = why })
 }
@@ -554,7 +554,7 @@ func (f *fetcher) refused(c *cursor, a *wire.Fetched) {
 	err := fmt.Errorf("fetch %s at offset %d from broker %d: %w", r, c.next, f.broker, a.Err)
 	switch {
 	case errors.Is(a.Err, kafka.OffsetOutOfRange):
-		f.part(c, "the source answers that the offset is out of range")
+		f.realign(c, "the source answers that the offset is out of range")
 	case errors.Is(a.Err, kafka.NotLeaderForPartition), errors.Is(a.Err, kafka.FencedLeaderEpoch):
 		// With a hint it goes straight to the new leader, otherwise after the next look at the metadata.
 		r.mu.Lock()
@@ -613,15 +613,15 @@ func (f *fetcher) append(ctx context.Context, a answered) {
 // leave lets a partition leave the loop until its append is done.
 func (f *fetcher) leave(ctx context.Context, w fetched, done <-chan error, began time.Time) {
 	f.setAside(w.c)
-	if f.apart == 0 {
+	if f.away == 0 {
 		f.since = began
 	}
-	f.apart++
+	f.away++
 	f.m.tasks.Go(func() {
 		err := <-done
 		took := time.Since(began)
 		f.note(func(f *fetcher) {
-			f.apart--
+			f.away--
 			w.c.slow = took > slowAppend
 			f.finish(ctx, w, err)
 		})
@@ -638,7 +638,7 @@ func (f *fetcher) finish(ctx context.Context, w fetched, err error) {
 		f.drop(w.c.r)
 	}
 	if err != nil {
-		w.c.r.failed(w.c.gen, err)
+		w.c.r.failFetch(w.c.gen, err)
 	}
 }
 
@@ -696,4 +696,19 @@ func (b *budget) reserve(ctx context.Context, n int) (release func(), err error)
 		return nil, err
 	}
 	return func() { b.sem.Release(size) }, nil
+}
+
+func (m *Mirror) fetcherOf(broker int32) *fetcher {
+	m.mu.Lock()
+	f := m.fetchers[broker]
+	fresh := f == nil
+	if fresh {
+		f = newFetcher(m, broker)
+		m.fetchers[broker] = f
+	}
+	m.mu.Unlock()
+	if fresh {
+		m.background(f.run)
+	}
+	return f
 }

@@ -39,7 +39,6 @@ import (
 	"fmt"
 	"iter"
 	"net"
-	"regexp"
 	"strings"
 	"sync"
 
@@ -48,7 +47,6 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sync/semaphore"
 
-	"github.com/clustermirror/mirror/internal/statelog"
 	"github.com/clustermirror/mirror/internal/wire"
 )
 
@@ -87,34 +85,6 @@ type Mirror struct {
 	fetchers map[int32]*fetcher
 }
 
-// mirrorTopic is a topic of a mirror; its fields are guarded by the mirror's mutex but for the first three.
-type mirrorTopic struct {
-	m    *Mirror
-	name string
-	id   TopicID
-
-	command   lock // one command on a topic at a time
-	wished    wish
-	upstreams []string // clusters that the source mirrors the topic from, and so on up
-	replicas  []*replica
-	confirmed bool // the source says that its topic has this id
-	trying    bool // a round is being tried: nothing is done until it is certain
-	missing   int  // refreshes in a row that did not find it at the source
-}
-
-// topicRecord and mirrorRecord are what is persisted of them.
-type (
-	topicRecord struct {
-		Name       string   `json:"name"`
-		Wished     wish     `json:"wished"`
-		Partitions int32    `json:"partitions"`
-		Upstreams  []string `json:"upstreams,omitempty"`
-	}
-	mirrorRecord struct {
-		Peer string `json:"peer"`
-	}
-)
-
 // New is Open and Coordinator.Mirror in one; Close of the mirror then closes both.
 func New(ctx context.Context, name string, src Source, h Host, opts ...Option) (*Mirror, error) {
 	c, err := Open(ctx, h, opts...)
@@ -127,176 +97,6 @@ func New(ctx context.Context, name string, src Source, h Host, opts ...Option) (
 	}
 	m.owner = true
 	return m, nil
-}
-
-// Mirror creates a mirror, or attaches the source to one found in the state. Nothing is asked of the source before Start or
-// AddTopics. The options given to Open that are MirrorOptions too are its defaults.
-func (c *Coordinator) Mirror(name string, src Source, opts ...MirrorOption) (*Mirror, error) {
-	o := c.opts.mirror
-	for _, opt := range opts {
-		opt.applyMirror(&o)
-	}
-	return c.attach(c.ctx, name, src, o)
-}
-
-// Detached is a mirror that was found in the state and has no source attached. It can be described, and topics can be removed from
-// it: that is failover without the source. ErrUnknownMirror if there is none.
-func (c *Coordinator) Detached(name string) (*Mirror, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	m := c.mirrors[name]
-	if m == nil || m.client != nil {
-		return nil, fmt.Errorf("mirror %s: %w", name, ErrUnknownMirror)
-	}
-	return m, nil
-}
-
-var legalName = regexp.MustCompile(`^[A-Za-z0-9._-]{1,249}$`)
-
-func (c *Coordinator) attach(ctx context.Context, name string, src Source, o mirrorOptions) (*Mirror, error) {
-	var errs []error
-	if !legalName.MatchString(name) || name == "." || name == ".." {
-		errs = append(errs, fmt.Errorf("mirror name %q: must be 1 to 249 of A-Z a-z 0-9 . _ -, and not . or ..", name))
-	}
-	if src.Addr == nil {
-		errs = append(errs, fmt.Errorf("mirror %s: Source.Addr is nil: give the bootstrap brokers, as in kafka.TCP(\"kafka-1:9092\")", name))
-	}
-	if err := o.validate(); err != nil {
-		errs = append(errs, fmt.Errorf("options of mirror %s: %w", name, err))
-	}
-	if err := errors.Join(errs...); err != nil {
-		return nil, err
-	}
-	if err := c.attaching.acquire(ctx); err != nil {
-		return nil, err
-	}
-	defer c.attaching.release()
-	c.mu.Lock()
-	old, closed := c.mirrors[name], c.closed
-	c.mu.Unlock()
-	switch {
-	case closed:
-		return nil, ErrClosed
-	case old != nil && old.client != nil:
-		return nil, fmt.Errorf("mirror %s is attached already: Close it first", name)
-	case old != nil && src.ClusterID != "" && old.peerID() != "" && src.ClusterID != old.peerID():
-		return nil, fmt.Errorf("mirror %s mirrors cluster %s, Source.ClusterID is %s: %w", name, old.peerID(), src.ClusterID, ErrWrongCluster)
-	case old != nil:
-		old.disconnect() // what was commanded of it without a source has ended
-	default:
-		if err := c.put(ctx, record(statelog.Key{Type: typeMirror, Mirror: name}, mirrorRecord{})); err != nil {
-			return nil, fmt.Errorf("create mirror %s: %w", name, err)
-		}
-	}
-	m := c.newMirror(name)
-	m.src, m.opts = src, o
-	m.client = wire.New(wire.Config{
-		Addr: src.Addr, Transport: src.Transport, ClientID: o.clientID, RequestTimeout: o.requestTimeout, Logger: c.log,
-		Reserve: c.budget.reserve, Accept: m.accept,
-	})
-	return m, c.publish(m)
-}
-
-func (c *Coordinator) newMirror(name string) *Mirror {
-	m := &Mirror{
-		c: c, name: name, opts: c.opts.mirror, soon: make(chan struct{}, 1), changed: newBroadcast(),
-		topics: make(map[string]*mirrorTopic), fetchers: make(map[int32]*fetcher), asking: semaphore.NewWeighted(askAtOnce),
-	}
-	m.ctx, m.cancel = context.WithCancel(c.ctx)
-	return m
-}
-
-// load makes what the state says, so that the gate is right before anyone can ask.
-func (c *Coordinator) load(ctx context.Context) error {
-	for k := range c.store.All(typeMirror) {
-		if err := c.publish(c.newMirror(k.Mirror)); err != nil {
-			return fmt.Errorf("load mirror %s: %w", k.Mirror, err)
-		}
-	}
-	for _, m := range c.list() {
-		for _, t := range m.mustAll() {
-			for _, r := range t.partitions() {
-				if err := r.check(ctx); err != nil { // that of one partition keeps no other from being taken over
-					c.log.Error("partition at open", "mirror", m.name, "partition", r.String(), "err", err)
-				}
-			}
-		}
-	}
-	return nil
-}
-
-// list are the mirrors by name.
-func (c *Coordinator) list() []*Mirror {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	list := make([]*Mirror, 0, len(c.mirrors))
-	for _, name := range sortedKeys(c.mirrors) {
-		list = append(list, c.mirrors[name])
-	}
-	return list
-}
-
-// publish fills a mirror with what the state says of it, and lets others see it.
-func (c *Coordinator) publish(m *Mirror) error {
-	v, _, err := get[mirrorRecord](c.store, statelog.Key{Type: typeMirror, Mirror: m.name})
-	if err != nil {
-		return err
-	}
-	m.peer = v.Peer
-	for k := range c.store.All(typeTopic) {
-		if k.Mirror != m.name {
-			continue
-		}
-		v, _, err := get[topicRecord](c.store, k)
-		if err != nil {
-			return err
-		}
-		t := m.newTopic(v.Name, k.Topic, v.Wished, v.Partitions)
-		for _, r := range t.replicas {
-			if err := r.load(c.store); err != nil {
-				return err
-			}
-			r.part = c.opened(t.name, r.num)
-		}
-		t.upstreams = v.Upstreams
-		m.topics[t.name] = t
-	}
-	c.mu.Lock()
-	c.mirrors[m.name] = m
-	c.mu.Unlock()
-	for topic := range m.topics { // of several mirrors that have had it, the one that mirrors it now decides
-		c.gateOf(c.ownerOf(topic))
-	}
-	return nil
-}
-
-func (m *Mirror) newTopic(name string, id TopicID, wished wish, partitions int32) *mirrorTopic {
-	t := &mirrorTopic{m: m, name: name, id: id, wished: wished, command: newLock()}
-	for i := range partitions {
-		t.replicas = append(t.replicas, newReplica(t, i))
-	}
-	return t
-}
-
-func (t *mirrorTopic) key() statelog.Key {
-	return statelog.Key{Type: typeTopic, Mirror: t.m.name, Topic: t.id}
-}
-
-func (t *mirrorTopic) record(wished wish, partitions int32) statelog.Record {
-	return record(t.key(), topicRecord{t.name, wished, partitions, t.chain()})
-}
-
-// wish is what is wished for the topic, and whether anything can be done about it now.
-func (t *mirrorTopic) wish() (w wish, able bool) {
-	t.m.mu.Lock()
-	defer t.m.mu.Unlock()
-	return t.wished, !t.trying && (t.m.started && t.m.client != nil || t.wished == Stopped)
-}
-
-func (t *mirrorTopic) partitions() []*replica {
-	t.m.mu.Lock()
-	defer t.m.mu.Unlock()
-	return append([]*replica(nil), t.replicas...)
 }
 
 // Name is the mirror's name.
@@ -390,13 +190,7 @@ func (m *Mirror) enter() (leave func(), err error) {
 //
 // Each topic has its own result: the error joins a *TopicError for each that failed, and the others are added.
 func (m *Mirror) AddTopics(ctx context.Context, topics ...string) error {
-	var fresh []string
-	for _, name := range topics {
-		if m.topic(name) == nil {
-			fresh = append(fresh, name)
-		}
-	}
-	found, sourceErr := m.look(ctx, fresh)
+	found, sourceErr := m.look(ctx, m.unknown(topics))
 	return m.each(ctx, topics, func(ctx context.Context, name string) error {
 		if t := m.topic(name); t != nil {
 			release, err := m.c.claim(ctx, name)
@@ -407,7 +201,7 @@ func (m *Mirror) AddTopics(ctx context.Context, topics ...string) error {
 			return m.again(ctx, t)
 		}
 		if sourceErr != nil {
-			return hint(sourceErr, "check the address and the network, then add it again; nothing was stored")
+			return sourceErr
 		}
 		return m.add(ctx, name, found[name], adding)
 	})
@@ -480,7 +274,7 @@ func (m *Mirror) Resume(ctx context.Context, topics ...string) error {
 		if t == nil {
 			return hint(ErrUnknownTopic, "it is not in this mirror")
 		}
-		return m.restart(ctx, t, resuming)
+		return m.goOn(ctx, t, resuming)
 	})
 }
 
@@ -488,13 +282,7 @@ func (m *Mirror) Resume(ctx context.Context, topics ...string) error {
 // last mirrored position; of a topic that AddTopics refuses with ErrNoProof, all records of the refused partitions. Each range is
 // reported as an event and counted.
 func (m *Mirror) Overwrite(ctx context.Context, topics ...string) error {
-	var fresh []string
-	for _, name := range topics {
-		if m.topic(name) == nil {
-			fresh = append(fresh, name)
-		}
-	}
-	found, sourceErr := m.look(ctx, fresh)
+	found, sourceErr := m.look(ctx, m.unknown(topics))
 	return m.each(ctx, topics, func(ctx context.Context, name string) error {
 		t := m.topic(name)
 		if t == nil && sourceErr != nil {
@@ -503,12 +291,12 @@ func (m *Mirror) Overwrite(ctx context.Context, topics ...string) error {
 		if t == nil {
 			return m.add(ctx, name, found[name], overwriting)
 		}
-		return m.restart(ctx, t, overwriting)
+		return m.goOn(ctx, t, overwriting)
 	})
 }
 
-// restart makes paused topics go on, and begins a round of stopped ones.
-func (m *Mirror) restart(ctx context.Context, t *mirrorTopic, h how) error {
+// goOn makes paused topics go on, and begins a round of stopped ones.
+func (m *Mirror) goOn(ctx context.Context, t *mirrorTopic, h how) error {
 	switch {
 	case t.wishedNow() != Stopped:
 		_, err := m.want(ctx, t.name, Mirroring)
@@ -576,40 +364,6 @@ func (m *Mirror) want(ctx context.Context, name string, w wish) (*mirrorTopic, e
 	return t, nil
 }
 
-func (t *mirrorTopic) wishedNow() wish {
-	w, _ := t.wish()
-	return w
-}
-
-// await waits until every partition is in the state; a FAILED one ends it.
-func (t *mirrorTopic) await(ctx context.Context, s State) error {
-	for _, r := range t.partitions() {
-		for {
-			changed := t.m.changed.next()
-			r.mu.Lock()
-			now, busy := r.stored, r.busy
-			r.mu.Unlock()
-			if now.state == s && !busy {
-				break
-			}
-			if w := t.wishedNow(); w != s {
-				return fmt.Errorf("another command has asked for %s meanwhile", w)
-			}
-			if now.state == Failed && !busy {
-				return hint(fmt.Errorf("partition %d: %w in %s: %s", r.num, ErrFailed, now.before, now.text), "call it again once the cause is mended")
-			}
-			select {
-			case <-changed:
-			case <-ctx.Done():
-				return fmt.Errorf("partition %d is %s: %w", r.num, now.state, ctx.Err())
-			case <-t.m.ctx.Done():
-				return ErrClosed
-			}
-		}
-	}
-	return nil
-}
-
 // Records is Partition.Records of one partition of the host: the mirror's records at the source's offsets.
 func (m *Mirror) Records(ctx context.Context, topic string, partition int32, from int64, opts ...ReadOption) iter.Seq2[kafka.Message, error] {
 	return func(yield func(kafka.Message, error) bool) {
@@ -624,30 +378,6 @@ func (m *Mirror) Records(ctx context.Context, topic string, partition int32, fro
 			}
 		}
 	}
-}
-
-func (m *Mirror) topic(name string) *mirrorTopic {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.topics[name]
-}
-
-// all are the mirror's topics by name; the named ones, if any are named.
-func (m *Mirror) all(names ...string) ([]*mirrorTopic, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if len(names) == 0 {
-		names = sortedKeys(m.topics)
-	}
-	var list []*mirrorTopic
-	for _, name := range names {
-		t := m.topics[name]
-		if t == nil {
-			return nil, &TopicError{Mirror: m.name, Topic: name, Err: ErrUnknownTopic, Next: "it is not in this mirror: AddTopics first"}
-		}
-		list = append(list, t)
-	}
-	return list, nil
 }
 
 // each runs a command for each topic, at the same time, and joins what goes wrong.
@@ -686,58 +416,10 @@ func (m *Mirror) each(ctx context.Context, topics []string, f func(context.Conte
 	return errors.Join(errs...)
 }
 
-// hinted carries what to do next up to the TopicError, which says it.
-type hinted struct {
-	err  error
-	next string
-}
-
-func (h *hinted) Error() string { return h.err.Error() }
-func (h *hinted) Unwrap() error { return h.err }
-
-func hint(err error, next string) error { return &hinted{err, next} }
-
 func (m *Mirror) newBackoff() *backoff.ExponentialBackOff {
 	return backoff.NewExponentialBackOff(
 		backoff.WithInitialInterval(m.opts.backoffMin), backoff.WithMaxInterval(m.opts.backoffMax),
 		backoff.WithMaxElapsedTime(0), backoff.WithRandomizationFactor(0.5))
-}
-
-func (m *Mirror) fetcherOf(broker int32) *fetcher {
-	m.mu.Lock()
-	f := m.fetchers[broker]
-	fresh := f == nil
-	if fresh {
-		f = newFetcher(m, broker)
-		m.fetchers[broker] = f
-	}
-	m.mu.Unlock()
-	if fresh {
-		m.background(f.run)
-	}
-	return f
-}
-
-// broadcast tells everyone who waits that something has changed.
-type broadcast struct {
-	mu sync.Mutex
-	ch chan struct{}
-}
-
-func newBroadcast() *broadcast { return &broadcast{ch: make(chan struct{})} }
-
-// next is closed at the next broadcast. Take it before looking at what may change.
-func (b *broadcast) next() <-chan struct{} {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.ch
-}
-
-func (b *broadcast) broadcast() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	close(b.ch)
-	b.ch = make(chan struct{})
 }
 
 // askAtOnce bounds the questions about single partitions that a mirror asks its source at the same time.

@@ -639,31 +639,3 @@ func (p *Partition) lineage(ctx context.Context) (l lineage, err error) {
 	})
 	return l, err
 }
-
-// lock is a mutex that may be held across I/O: whoever waits for it can be cancelled, and counts as idle in virtual time.
-type lock chan struct{}
-
-func newLock() lock { return make(lock, 1) }
-
-func (l lock) acquire(ctx context.Context) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	select {
-	case l <- struct{}{}:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
-
-func (l lock) tryAcquire() bool {
-	select {
-	case l <- struct{}{}:
-		return true
-	default:
-		return false
-	}
-}
-
-func (l lock) release() { <-l }

@@ -30,9 +30,9 @@ type replica struct {
 	totals Totals
 
 	busy, again bool   // drive is running; and must look again before it ends
-	doom        error  // a failure that drive has not seen yet
+	failing     error  // a failure that drive has not seen yet
 	diverged    string // why the fetcher thinks that the logs have parted; "" if it doesn't
-	partings    int    // in a row, with no cut and no record since
+	realigned   int    // in a row, with no cut and no record since
 	mayCut      bool   // Recover has allowed what FailOnDivergence asks about
 	gen         uint64 // what was fetched under an older one is dropped
 	fetcher     *fetcher
@@ -172,7 +172,7 @@ func (r *replica) kick() {
 			r.again = false
 			r.mu.Unlock()
 			if err := r.drive(r.m.ctx); err != nil && r.m.ctx.Err() == nil {
-				r.suffer(r.m.ctx, err)
+				r.handle(r.m.ctx, err)
 			}
 			r.mu.Lock()
 			if !r.again || r.m.ctx.Err() != nil {
@@ -191,13 +191,13 @@ func (r *replica) kick() {
 func (r *replica) drive(ctx context.Context) error {
 	for ctx.Err() == nil {
 		r.mu.Lock()
-		s, diverged, doom := r.stored, r.diverged, r.doom
-		r.doom = nil
+		s, diverged, failing := r.stored, r.diverged, r.failing
+		r.failing = nil
 		r.mu.Unlock()
 		r.heed()
 		wished, running := r.t.wish()
-		if doom != nil && wished != Stopped { // what is to be stopped is stopped, whatever ails it
-			return doom
+		if failing != nil && wished != Stopped { // what is to be stopped is stopped, whatever ails it
+			return failing
 		}
 		if !running {
 			return nil // not started, or detached, and nothing that could be done without the source
@@ -218,7 +218,7 @@ func (r *replica) drive(ctx context.Context) error {
 			}
 		case Mirroring:
 			if diverged == "" {
-				if err = r.attach(ctx); !errors.Is(err, ErrUnknownPartition) {
+				if err = r.startFetching(ctx); !errors.Is(err, ErrUnknownPartition) {
 					return err
 				}
 				diverged = "the host has lost the partition"
@@ -226,7 +226,7 @@ func (r *replica) drive(ctx context.Context) error {
 			r.m.c.log.Info("logs have parted", "mirror", r.m.name, "partition", r.String(), "reason", diverged)
 			err = r.begin(ctx, evDiverge)
 		case Pausing:
-			r.detach(ctx)
+			r.stopFetching(ctx)
 			if err = r.syncLog(ctx); err == nil {
 				err = r.to(ctx, evSettle, nil, nil)
 			}
@@ -252,7 +252,7 @@ func (r *replica) drive(ctx context.Context) error {
 
 // begin goes to a state that was asked for: nothing is fetched any more when it is persisted.
 func (r *replica) begin(ctx context.Context, e event) error {
-	r.detach(ctx)
+	r.stopFetching(ctx)
 	return r.to(ctx, e, nil, nil)
 }
 
@@ -317,8 +317,8 @@ func (r *replica) to(ctx context.Context, e event, cause error, change func(*rou
 	return nil
 }
 
-// suffer decides what an error means: trouble with the source is waited out, everything else is a state.
-func (r *replica) suffer(ctx context.Context, err error) {
+// handle decides what an error means: trouble with the source is waited out, everything else is a state.
+func (r *replica) handle(ctx context.Context, err error) {
 	var f *failure
 	switch {
 	case errors.Is(err, ErrFenced):
@@ -332,13 +332,13 @@ func (r *replica) suffer(ctx context.Context, err error) {
 		if errors.Is(err, ErrClosed) { // it has deleted the topic, perhaps to make it anew: the log is opened again
 			r.forget(ctx)
 		}
-		r.fail(ctx, broken(err))
+		r.fail(ctx, retried(err))
 	}
 }
 
 // forget gives up the log, so that it is opened anew when it is next needed.
 func (r *replica) forget(ctx context.Context) {
-	r.detach(ctx)
+	r.stopFetching(ctx)
 	r.mu.Lock()
 	p := r.part
 	r.part = nil
@@ -350,7 +350,7 @@ func (r *replica) forget(ctx context.Context) {
 
 // fail ends fetching and goes to FAILED; unless someone must decide, it will look again.
 func (r *replica) fail(ctx context.Context, cause error) {
-	r.detach(ctx)
+	r.stopFetching(ctx)
 	r.mu.Lock()
 	was := r.stored
 	r.mu.Unlock()
@@ -371,12 +371,12 @@ func (r *replica) fail(ctx context.Context, cause error) {
 	}
 }
 
-// failedNow is fail for those who must not wait, or don't drive the replica.
-func (r *replica) failedNow(cause error) {
+// failSoon is fail for those who must not wait, or don't drive the replica.
+func (r *replica) failSoon(cause error) {
 	r.mu.Lock()
 	same := r.stored.state == Failed && r.stored.text == cause.Error() || r.stored.state == Stopped
 	if !same {
-		r.doom = cause
+		r.failing = cause
 	}
 	r.mu.Unlock()
 	if !same {
@@ -384,9 +384,9 @@ func (r *replica) failedNow(cause error) {
 	}
 }
 
-// failed is failedNow for a fetch loop: it holds only if nobody has moved the partition since.
-func (r *replica) failed(gen uint64, cause error) {
-	r.handOver(gen, func() { r.doom = cause })
+// failFetch is failSoon for a fetch loop: it holds only if nobody has moved the partition since.
+func (r *replica) failFetch(gen uint64, cause error) {
+	r.handOver(gen, func() { r.failing = cause })
 }
 
 // later has it look again after the next, longer pause.
@@ -423,8 +423,8 @@ func (r *replica) recovered() {
 	r.mu.Unlock()
 }
 
-// attach hands it to the fetch loop of the broker that leads it.
-func (r *replica) attach(ctx context.Context) error {
+// startFetching hands it to the fetch loop of the broker that leads it.
+func (r *replica) startFetching(ctx context.Context) error {
 	p, err := r.partition(ctx)
 	if err == nil {
 		err = r.finishCut(ctx, p) // an earlier run may have cut, and not got to the report
@@ -477,8 +477,8 @@ func (r *replica) quiet(ctx context.Context) error {
 	return nil
 }
 
-// detach ends fetching: on return nothing is appended any more.
-func (r *replica) detach(ctx context.Context) {
+// stopFetching ends it: on return nothing is appended any more.
+func (r *replica) stopFetching(ctx context.Context) {
 	r.mu.Lock()
 	f := r.fetcher
 	r.fetcher = nil
@@ -490,7 +490,7 @@ func (r *replica) detach(ctx context.Context) {
 	_ = r.quiet(context.WithoutCancel(ctx)) // fails only with its context
 }
 
-// handOver is detach for the fetch loop itself: it must not wait for its own append.
+// handOver is stopFetching for the fetch loop itself: it must not wait for its own append.
 func (r *replica) handOver(gen uint64, why func()) {
 	r.mu.Lock()
 	if r.gen != gen {

@@ -105,16 +105,16 @@ var faults = []fault{
 		`var err error`,
 	},
 	{
-		"the gate is open after a restart", "mirror.go",
+		"the gate is open after a restart", "coordinator.go",
 		`		c.gateOf(c.ownerOf(topic))
 `,
 		`		_ = topic
 `,
 	},
 	{
-		"the log start of the source is not followed", "health.go",
-		`if w.logStart > start {`,
-		`if w.logStart > start && end < 0 {`,
+		"the log start of the source is not followed", "fetcher.go",
+		`if to := min(logStart, end); to > start {`,
+		`if to := min(logStart, end); to > start && end < 0 {`,
 	},
 	{
 		"transactions stay open at a takeover", "failover.go",

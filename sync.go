@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/segmentio/kafka-go"
-	"golang.org/x/sync/errgroup"
 
 	"github.com/clustermirror/mirror/internal/statelog"
 	"github.com/clustermirror/mirror/internal/wire"
@@ -67,11 +66,6 @@ func (m *Mirror) refreshSoon() {
 	}
 }
 
-func (m *Mirror) mustAll() []*mirrorTopic {
-	list, _ := m.all() // fails for names only
-	return list
-}
-
 // refresh reads the metadata of the mirror's topics and tells the partitions.
 func (m *Mirror) refresh(ctx context.Context) error {
 	var active []*mirrorTopic
@@ -89,7 +83,7 @@ func (m *Mirror) refresh(ctx context.Context) error {
 		for _, t := range active {
 			for _, r := range t.partitions() {
 				if errors.Is(err, ErrWrongCluster) {
-					r.failedNow(undecided(err))
+					r.failSoon(undecided(err))
 				} else {
 					m.troubled(r, err)
 				}
@@ -157,7 +151,7 @@ func (m *Mirror) learn(ctx context.Context, t *mirrorTopic, meta wire.TopicMeta)
 	if id := TopicID(meta.ID); id != (TopicID{}) && id != t.id {
 		err := fmt.Errorf("topic %s was recreated at the source: its id is %s, here it is %s; nothing is appended onto the old log. Remove it here, delete it, and add it anew", t.name, id, t.id)
 		for _, r := range t.partitions() {
-			r.failedNow(undecided(err))
+			r.failSoon(undecided(err))
 		}
 		return nil
 	}
@@ -215,7 +209,7 @@ func (m *Mirror) missed(ctx context.Context, t *mirrorTopic) error {
 	}
 	err = fmt.Errorf("topic %s was deleted at the source; it stays readable and read-only here. Remove it, or Recover it once it is back with the same id", t.name)
 	for _, r := range t.partitions() {
-		r.failedNow(undecided(err))
+		r.failSoon(undecided(err))
 	}
 	return nil
 }
@@ -255,7 +249,7 @@ func (m *Mirror) peerID() string {
 	return m.peer
 }
 
-// look asks the source for topics that are to be added.
+// look asks the source for topics that are to be mirrored.
 func (m *Mirror) look(ctx context.Context, names []string) (map[string]wire.TopicMeta, error) {
 	if len(names) == 0 {
 		return nil, nil
@@ -268,7 +262,7 @@ func (m *Mirror) look(ctx context.Context, names []string) (map[string]wire.Topi
 		return nil, err
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrSourceUnreachable, err)
+		return nil, hint(fmt.Errorf("%w: %w", ErrSourceUnreachable, err), "check the address and the network, then try again; nothing was changed")
 	}
 	if err := m.sameCluster(ctx, md.ClusterID); err != nil {
 		return nil, err
@@ -362,67 +356,6 @@ func (m *Mirror) candidate(ctx context.Context, name string, meta wire.TopicMeta
 	return t, nil
 }
 
-// led takes who leads the partitions of a topic that nothing is fetched of.
-func (t *mirrorTopic) led(meta wire.TopicMeta) {
-	for _, r := range t.partitions() {
-		if int(r.num) < len(meta.Partitions) {
-			p := meta.Partitions[r.num]
-			r.mu.Lock()
-			r.leader, r.leaderEpoch = p.Leader, p.LeaderEpoch
-			r.mu.Unlock()
-		}
-	}
-}
-
-// claim makes one AddTopics of a name wait for another, whichever mirror they come from.
-func (c *Coordinator) claim(ctx context.Context, name string) (release func(), err error) {
-	c.mu.Lock()
-	l, ok := c.claims[name]
-	if !ok {
-		l = newLock()
-		c.claims[name] = l
-	}
-	c.mu.Unlock()
-	if err := l.acquire(ctx); err != nil {
-		return nil, err
-	}
-	return l.release, nil
-}
-
-// ownerOf is the topic in the mirror that has it: one that mirrors it goes before one that has stopped, and of those the later one. Nil
-// if none has.
-func (c *Coordinator) ownerOf(topic string) (owner *mirrorTopic) {
-	for _, m := range c.list() {
-		if t := m.topic(topic); t != nil && (owner == nil || !t.over() || owner.over() && t.lastEpoch() > owner.lastEpoch()) {
-			owner = t
-		}
-	}
-	return owner
-}
-
-// lastEpoch tells which of two mirrors that have stopped a topic did so later: epochs of takeovers only grow.
-func (t *mirrorTopic) lastEpoch() (greatest int32) {
-	for _, r := range t.partitions() {
-		r.mu.Lock()
-		greatest = max(greatest, r.round.Epoch)
-		r.mu.Unlock()
-	}
-	return greatest
-}
-
-// over says that the mirror has stopped the topic, in all partitions.
-func (t *mirrorTopic) over() bool {
-	for _, r := range t.partitions() {
-		r.mu.Lock()
-		s := r.stored.state
-		r.mu.Unlock()
-		if s != Stopped {
-			return false
-		}
-	}
-	return t.wishedNow() == Stopped
-}
-
 // freshTopic lists again, since the topic may just have been made.
 func (c *Coordinator) freshTopic(ctx context.Context, name string) (Topic, error) {
 	list, err := c.listTopics(ctx)
@@ -434,112 +367,6 @@ func (c *Coordinator) freshTopic(ctx context.Context, name string) (Topic, error
 		return Topic{}, fmt.Errorf("topic %s: the host has created it and does not list it: %w", name, ErrUnknownPartition)
 	}
 	return t, nil
-}
-
-// WaitCaughtUp waits until the mirror holds everything up to the source's end as it is after the call, trailing transaction markers
-// included; of all topics if none are named. While the source is away it waits: bound it with ctx. A partition that is FAILED, or a topic that is paused or stopped, ends it with an
-// error at once.
-func (m *Mirror) WaitCaughtUp(ctx context.Context, topics ...string) error {
-	list, err := m.all(topics...)
-	if err != nil {
-		return err
-	}
-	g, ctx := errgroup.WithContext(ctx)
-	for _, t := range list {
-		for _, r := range t.partitions() {
-			g.Go(func() error {
-				if err := r.waitCaughtUp(ctx); err != nil {
-					return &TopicError{Mirror: m.name, Topic: t.name, Err: fmt.Errorf("partition %d: %w", r.num, err)}
-				}
-				return nil
-			})
-		}
-	}
-	return g.Wait()
-}
-
-func (r *replica) waitCaughtUp(ctx context.Context) error {
-	target := int64(-1)
-	for pause := 5 * time.Millisecond; ; pause = min(2*pause, time.Second) {
-		changed := r.m.changed.next()
-		if err := r.hopeless(); err != nil {
-			return err
-		}
-		var wait <-chan time.Time
-		var moved chan struct{}
-		stop := func() {}
-		r.mu.Lock()
-		p, leader, epoch := r.part, r.leader, r.leaderEpoch
-		r.mu.Unlock()
-		switch {
-		case p == nil || leader < 0 || !r.settled(): // not prepared yet, or about to be cut: a change of state, or a look again, will tell
-			target = -1
-			wait = time.After(pause)
-		case target < 0:
-			_, end, err := r.sourceBounds(ctx, leader, epoch)
-			if err != nil {
-				if !isSourceTrouble(err) {
-					return err
-				}
-				wait = time.After(pause)
-				break
-			}
-			target = end
-			continue
-		default:
-			moved = make(chan struct{}, 1)
-			stop = p.Notify(moved)
-			if _, end := p.Bounds(); end >= target && r.settled() {
-				stop()
-				if end > target { // new records, or a tail that the source has lost just now?
-					_, sourceEnd, err := r.sourceBounds(ctx, leader, epoch)
-					if err != nil || sourceEnd < end {
-						target, wait = -1, time.After(pause)
-						break
-					}
-				}
-				return nil
-			}
-		}
-		select {
-		case <-changed:
-		case <-moved:
-		case <-wait:
-		case <-ctx.Done():
-			stop()
-			return fmt.Errorf("wait to catch up: %w", context.Cause(ctx))
-		case <-r.m.ctx.Done():
-			stop()
-			return ErrClosed
-		}
-		stop()
-	}
-}
-
-// settled says that what is in the log is the source's: it is not about to be cut.
-func (r *replica) settled() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.stored.state == Mirroring && r.diverged == ""
-}
-
-// hopeless is why it will not catch up by itself.
-func (r *replica) hopeless() error {
-	switch r.t.wishedNow() {
-	case Paused:
-		return ErrPaused
-	case Stopped:
-		return ErrStopped
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.stored.state == Failed {
-		return fmt.Errorf("%w in %s: %s", ErrFailed, r.stored.before, r.stored.text)
-	}
-	if r.m.client == nil {
-		return ErrDetached
-	}
-	return nil
 }
 
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

@@ -39,7 +39,7 @@ const (
 	agree   verdictKind = iota // our log is a prefix of the source's
 	cutTo                      // cut to offset to, then ask again from the new last epoch
 	askNext                    // ask the next probe
-	unknown                    // no epoch is common: see parted
+	unknown                    // no epoch is common: see strange
 )
 
 type verdict struct {
@@ -135,7 +135,7 @@ func (l lineage) compare(p probe, a answer) (verdict, error) {
 	}
 }
 
-// parted says what to do when no epoch is common, by the source's start and end read under one leader epoch: cut to an offset,
+// strange says what to do when no epoch is common, by the source's start and end read under one leader epoch: cut to an offset,
 // or begin again, empty, at one.
 //
 //	ours    |------------|        no epoch known, source shorter: what it lost, we cut
@@ -143,7 +143,7 @@ func (l lineage) compare(p probe, a answer) (verdict, error) {
 //
 //	ours    |------------|        anything else: nothing proves that a byte of ours is the source's
 //	source      |------------|
-func (l lineage) parted(sourceStart, sourceEnd int64) (to int64, reset bool) {
+func (l lineage) strange(sourceStart, sourceEnd int64) (to int64, reset bool) {
 	if len(l.epochs) == 0 && sourceEnd < l.end && sourceEnd >= l.start {
 		return sourceEnd, false
 	}

@@ -48,11 +48,11 @@ func TestLyingAnswersAreRefused(t *testing.T) {
 
 func TestLogsWithoutCommonEpoch(t *testing.T) {
 	none := lineage{start: 5, end: 100}
-	to, reset := none.parted(0, 60)
+	to, reset := none.strange(0, 60)
 	require.Equal(t, int64(60), to)
 	require.False(t, reset)
 	some := lineage{start: 5, end: 100, epochs: []epochs.Entry{{Epoch: 9, Start: 5}}}
-	to, reset = some.parted(20, 60)
+	to, reset = some.strange(20, 60)
 	require.Equal(t, int64(20), to)
 	require.True(t, reset)
 }
@@ -129,7 +129,7 @@ func TestAlignmentEndsWithAPrefix(t *testing.T) {
 				break
 			}
 			if v.kind == unknown {
-				v.to, _ = l.parted(0, int64(len(source)))
+				v.to, _ = l.strange(0, int64(len(source)))
 			}
 			ours = ours[:v.to]
 		}

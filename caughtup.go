@@ -1,0 +1,115 @@
+package mirror
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// WaitCaughtUp waits until the mirror holds everything up to the source's end as it is after the call, trailing transaction markers
+// included; of all topics if none are named. While the source is away it waits: bound it with ctx. A partition that is FAILED, or a topic that is paused or stopped, ends it with an
+// error at once.
+func (m *Mirror) WaitCaughtUp(ctx context.Context, topics ...string) error {
+	list, err := m.all(topics...)
+	if err != nil {
+		return err
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	for _, t := range list {
+		for _, r := range t.partitions() {
+			g.Go(func() error {
+				if err := r.waitCaughtUp(ctx); err != nil {
+					return &TopicError{Mirror: m.name, Topic: t.name, Err: fmt.Errorf("partition %d: %w", r.num, err)}
+				}
+				return nil
+			})
+		}
+	}
+	return g.Wait()
+}
+
+func (r *replica) waitCaughtUp(ctx context.Context) error {
+	target := int64(-1)
+	for pause := 5 * time.Millisecond; ; pause = min(2*pause, time.Second) {
+		changed := r.m.changed.next()
+		if err := r.hopeless(); err != nil {
+			return err
+		}
+		var wait <-chan time.Time
+		var moved chan struct{}
+		stop := func() {}
+		r.mu.Lock()
+		p, leader, epoch := r.part, r.leader, r.leaderEpoch
+		r.mu.Unlock()
+		switch {
+		case p == nil || leader < 0 || !r.settled(): // not prepared yet, or about to be cut: a change of state, or a look again, will tell
+			target = -1
+			wait = time.After(pause)
+		case target < 0:
+			_, end, err := r.sourceBounds(ctx, leader, epoch)
+			if err != nil {
+				if !isSourceTrouble(err) {
+					return err
+				}
+				wait = time.After(pause)
+				break
+			}
+			target = end
+			continue
+		default:
+			moved = make(chan struct{}, 1)
+			stop = p.Notify(moved)
+			if _, end := p.Bounds(); end >= target && r.settled() {
+				stop()
+				if end > target { // new records, or a tail that the source has lost just now?
+					_, sourceEnd, err := r.sourceBounds(ctx, leader, epoch)
+					if err != nil || sourceEnd < end {
+						target, wait = -1, time.After(pause)
+						break
+					}
+				}
+				return nil
+			}
+		}
+		select {
+		case <-changed:
+		case <-moved:
+		case <-wait:
+		case <-ctx.Done():
+			stop()
+			return fmt.Errorf("wait to catch up: %w", context.Cause(ctx))
+		case <-r.m.ctx.Done():
+			stop()
+			return ErrClosed
+		}
+		stop()
+	}
+}
+
+// settled says that what is in the log is the source's: it is not about to be cut.
+func (r *replica) settled() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.stored.state == Mirroring && r.diverged == ""
+}
+
+// hopeless is why it will not catch up by itself.
+func (r *replica) hopeless() error {
+	switch r.t.wishedNow() {
+	case Paused:
+		return ErrPaused
+	case Stopped:
+		return ErrStopped
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.stored.state == Failed {
+		return fmt.Errorf("%w in %s: %s", ErrFailed, r.stored.before, r.stored.text)
+	}
+	if r.m.client == nil {
+		return ErrDetached
+	}
+	return nil
+}
