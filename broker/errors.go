@@ -70,30 +70,45 @@ func refuse(code int16, format string, args ...any) error {
 	return &refusal{code, fmt.Sprintf(format, args...)}
 }
 
-// code is the error code that tells a client best what err means for it; retriable where asking again may help.
-func (b *Broker) code(err error) int16 {
+// ErrorCode is Kafka's error code that tells a client best what an error of the mirror package means for it; retriable where asking again
+// may help, 0 for nil, and READ_ONLY_TOPIC for what the write gate refuses. Brokers with an append path of their own answer with it
+// when BeginWrite refuses.
+func ErrorCode(err error) int16 {
+	code, _ := errorCode(err)
+	return code
+}
+
+// errorCode also says whether the error is one that is expected of the mirror package, rather than the host's own.
+func errorCode(err error) (code int16, known bool) {
 	var refused *refusal
 	var readOnly *mirror.ReadOnlyError
 	switch {
 	case err == nil:
-		return noError
+		return noError, true
 	case errors.As(err, &refused):
-		return refused.code
+		return refused.code, true
 	case errors.As(err, &readOnly):
-		return int16(wire.ReadOnlyTopic)
+		return int16(wire.ReadOnlyTopic), true
 	case errors.Is(err, mirror.ErrUnknownPartition):
-		return unknownTopicOrPartition
+		return unknownTopicOrPartition, true
 	case errors.Is(err, mirror.ErrOutOfRange):
-		return offsetOutOfRange
-	case errors.Is(err, mirror.ErrClosed):
-		return notLeaderOrFollower
+		return offsetOutOfRange, true
+	case errors.Is(err, mirror.ErrClosed), errors.Is(err, mirror.ErrFenced):
+		return notLeaderOrFollower, true
 	case errors.Is(err, batch.ErrOldFormat):
-		return unsupportedForFormat
+		return unsupportedForFormat, true
 	case errors.Is(err, batch.ErrCorrupt):
-		return corruptMessage
+		return corruptMessage, true
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
-		return requestTimedOut
+		return requestTimedOut, true
 	}
-	b.log.Error("the host failed", "err", err)
-	return kafkaStorageError
+	return kafkaStorageError, false
+}
+
+func (b *Broker) code(err error) int16 {
+	code, known := errorCode(err)
+	if !known {
+		b.log.Error("the host failed", "err", err)
+	}
+	return code
 }

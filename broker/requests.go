@@ -63,6 +63,13 @@ func (b *Broker) Handle(ctx context.Context, from Client, req kmsg.Request) (kms
 	return resp, nil
 }
 
+// Requests of KIP-1279 that other mirrors ask, both for last mirrored positions; the first is an older form of the second. The KIP has
+// not fixed the numbers yet: these are its authors'.
+const (
+	KeyLastMirroredOffsets = wire.KeyLastMirroredOffsets
+	KeyDescribeMirrors     = wire.KeyDescribeMirrors
+)
+
 // Keys are the requests that are handled and their versions, by key. The caller owns the answer.
 func Keys() []kmsg.ApiVersionsResponseApiKey {
 	keys := make([]kmsg.ApiVersionsResponseApiKey, 0, len(apis))

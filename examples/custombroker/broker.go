@@ -19,8 +19,7 @@ import (
 // the cluster.
 var mounted = map[int16]bool{
 	kmsg.Fetch.Int16(): true, kmsg.ListOffsets.Int16(): true, kmsg.Metadata.Int16(): true, kmsg.OffsetForLeaderEpoch.Int16(): true,
-	97: true, // LastMirroredOffsets
-	99: true, // DescribeMirrors
+	broker.KeyLastMirroredOffsets: true, broker.KeyDescribeMirrors: true,
 }
 
 // Requests that we answer ourselves, and how far.
@@ -34,7 +33,6 @@ const (
 	corruptMessage           int16 = 2
 	topicAuthorizationFailed int16 = 29
 	unsupportedVersion       int16 = 35
-	kafkaStorageError        int16 = 56
 	invalidRecord            int16 = 87
 )
 
@@ -161,7 +159,7 @@ func (b *Broker) produce(from broker.Client, req *kmsg.ProduceRequest) kmsg.Resp
 		out := kmsg.NewProduceResponseTopic()
 		out.Topic = t.Topic
 		for _, p := range t.Partitions {
-			out.Partitions = append(out.Partitions, b.append(from, req, t.Topic, p))
+			out.Partitions = append(out.Partitions, b.append(from, t.Topic, p))
 		}
 		resp.Topics = append(resp.Topics, out)
 	}
@@ -170,7 +168,7 @@ func (b *Broker) produce(from broker.Client, req *kmsg.ProduceRequest) kmsg.Resp
 
 // append is our own way into our own log: the gate is asked, and gives the leader epoch to stamp. A log on disk would be synced
 // before a producer with acks=all is answered.
-func (b *Broker) append(from broker.Client, req *kmsg.ProduceRequest, topic string, in kmsg.ProduceRequestTopicPartition) kmsg.ProduceResponseTopicPartition {
+func (b *Broker) append(from broker.Client, topic string, in kmsg.ProduceRequestTopicPartition) kmsg.ProduceResponseTopicPartition {
 	out := kmsg.NewProduceResponseTopicPartition()
 	out.Partition, out.BaseOffset, out.LogAppendTime = in.Partition, -1, -1
 	if !b.authorize(from.Principal, "Write", "Topic:"+topic) {
@@ -179,31 +177,17 @@ func (b *Broker) append(from broker.Client, req *kmsg.ProduceRequest, topic stri
 	}
 	epoch, done, err := b.coordinator.BeginWrite(b.ctx, topic, in.Partition)
 	if err != nil {
-		return b.refuse(from, req, topic, in)
+		out.ErrorCode = broker.ErrorCode(err) // READ_ONLY_TOPIC for a topic that a mirror owns
+		return out
 	}
 	defer done()
 	if out.ErrorCode = check(in.Records); out.ErrorCode != 0 {
 		return out
 	}
 	if out.BaseOffset, err = b.log.add(topic, in.Partition, epoch, in.Records); err != nil {
-		out.BaseOffset, out.ErrorCode = -1, kafkaStorageError
+		out.BaseOffset, out.ErrorCode = -1, broker.ErrorCode(err)
 	}
 	return out
-}
-
-// refuse has the library say in Kafka's words why it let nobody in: READ_ONLY_TOPIC for a topic that a mirror owns.
-func (b *Broker) refuse(from broker.Client, req *kmsg.ProduceRequest, topic string, in kmsg.ProduceRequestTopicPartition) kmsg.ProduceResponseTopicPartition {
-	only := kmsg.NewProduceRequestTopic()
-	only.Topic, only.Partitions = topic, []kmsg.ProduceRequestTopicPartition{in}
-	ask := *req
-	ask.Acks, ask.Topics = 1, []kmsg.ProduceRequestTopic{only}
-	resp, err := b.handlers.Handle(b.ctx, from, &ask)
-	if err != nil {
-		out := kmsg.NewProduceResponseTopicPartition()
-		out.Partition, out.ErrorCode = in.Partition, kafkaStorageError
-		return out
-	}
-	return resp.(*kmsg.ProduceResponse).Topics[0].Partitions[0]
 }
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)

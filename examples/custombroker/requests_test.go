@@ -16,7 +16,7 @@ func TestPositionsAreForPeers(t *testing.T) {
 	require.NoError(t, err)
 	defer func() { require.NoError(t, b.Close()) }()
 	for _, k := range served() {
-		if k.ApiKey != 97 && k.ApiKey != 99 {
+		if k.ApiKey != broker.KeyLastMirroredOffsets && k.ApiKey != broker.KeyDescribeMirrors {
 			continue
 		}
 		req, ok := broker.NewRequest(k.ApiKey, k.MaxVersion)
