@@ -651,7 +651,7 @@ func (r *replica) absorb(ctx context.Context, w fetched) error {
 	r.mu.Lock()
 	p, current := w.c.part, r.gen == w.c.gen
 	r.mu.Unlock()
-	if !current {
+	if !current || r.m.ctx.Err() != nil { // once fenced, the log is another's
 		return nil
 	}
 	if err := p.follow(ctx, w.logStart); err != nil {

@@ -527,6 +527,26 @@ func TestANewerCoordinatorFencesTheOlder(t *testing.T) {
 	})
 }
 
+// Until it writes to the state the older one does not know that it was replaced, and appends to the same logs.
+func TestTwoCoordinatorsOnOneHostMakeOneCopy(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSource(t)
+		s.create("orders", 1)
+		host := memlog.New()
+		old := newMirror(t, s, host)
+		require.NoError(t, old.AddTopics(t.Context(), "orders"))
+		caughtUp(t, old)
+		next := newMirror(t, s, host)
+		for range 50 {
+			s.write("orders", 0, 1, 2, 3)
+			time.Sleep(time.Millisecond)
+		}
+		eventually(t, "the same", func() bool { st := state(t, next, "orders", 0); return st.End == 300 && st.State == mirror.Mirroring })
+		requireSame(t, s, next, "orders", 1)
+		require.Zero(t, state(t, next, "orders", 0).Totals)
+	})
+}
+
 func TestOptionsNameEveryMistakeAtOnce(t *testing.T) {
 	_, err := mirror.Open(context.Background(), memlog.New(), mirror.ByteBudget(1), mirror.FetchWait(0), mirror.StallAfter(-1))
 	require.ErrorContains(t, err, "ByteBudget")
