@@ -151,9 +151,16 @@ func (b *Broker) committing(ctx context.Context, c *call, topic string, p *kmsg.
 	if err != nil {
 		return o, b.code(err)
 	}
-	o = committed{Topic: topic, Partition: p.Partition, Offset: p.Offset, Epoch: p.LeaderEpoch, Metadata: p.Metadata}
-	if o.Lineage, err = part.EpochAt(ctx, p.Offset-1); err != nil {
-		return o, b.code(err)
+	o = committed{Topic: topic, Partition: p.Partition, Offset: p.Offset, Epoch: p.LeaderEpoch, Lineage: p.LeaderEpoch, Metadata: p.Metadata}
+	_, end := part.Bounds()
+	beyond := o.Offset > end // carried over from a source that had more than was mirrored: only the client knows of what epoch
+	if beyond && o.Epoch < 0 && b.c.CheckWrite(topic, p.Partition) == nil {
+		o.Offset = end // what will be written there are other records
+	}
+	if !beyond || o.Epoch < 0 {
+		if o.Lineage, err = part.EpochAt(ctx, o.Offset-1); err != nil {
+			return o, b.code(err)
+		}
 	}
 	if o.Ceiling, err = b.groups.ceiling(ctx, topic, p.Partition); err != nil {
 		return o, b.code(err)
@@ -169,7 +176,8 @@ func (g *groups) ceiling(ctx context.Context, topic string, partition int32) (in
 	return end, err
 }
 
-// answer is the offset from which the group goes on. It never lies above the log, nor behind a cut.
+// answer is the offset from which the group goes on. It never lies above the log, nor behind a cut. Its epoch is never above the leader
+// epoch: that would make the client take the metadata for stale, and ask for others for ever.
 func (g *groups) answer(ctx context.Context, o committed) (committed, error) {
 	p, err := g.b.c.Partition(ctx, o.Topic, o.Partition)
 	if err != nil {
@@ -190,9 +198,9 @@ func (g *groups) answer(ctx context.Context, o committed) (committed, error) {
 	if ceiling != o.Ceiling {
 		limit = min(limit, ceiling)
 	}
-	if o.Offset > limit {
-		o.Offset = limit
-		o.Epoch, err = p.EpochAt(ctx, limit-1)
+	if o.Offset > limit || o.Epoch > p.LeaderEpoch() {
+		o.Offset = min(o.Offset, limit)
+		o.Epoch, err = p.EpochAt(ctx, o.Offset-1)
 	}
 	return o, err
 }

@@ -15,12 +15,17 @@ import (
 )
 
 func commitOffset(w *client, version int16, group, topic string, partition int32, offset int64) int16 {
+	return commitEpoch(w, version, group, topic, partition, offset, -1)
+}
+
+// commitEpoch commits an offset with the leader epoch of the last record before it.
+func commitEpoch(w *client, version int16, group, topic string, partition int32, offset int64, epoch int32) int16 {
 	req := kmsg.NewPtrOffsetCommitRequest()
 	req.Version, req.Group, req.Generation = version, group, -1
 	rt := kmsg.NewOffsetCommitRequestTopic()
 	rt.Topic = topic
 	rp := kmsg.NewOffsetCommitRequestTopicPartition()
-	rp.Partition, rp.Offset, rp.Metadata = partition, offset, new("note")
+	rp.Partition, rp.Offset, rp.LeaderEpoch, rp.Metadata = partition, offset, epoch, new("note")
 	rt.Partitions = append(rt.Partitions, rp)
 	req.Topics = append(req.Topics, rt)
 	return ask[*kmsg.OffsetCommitResponse](w, req).Topics[0].Partitions[0].ErrorCode
@@ -28,6 +33,12 @@ func commitOffset(w *client, version int16, group, topic string, partition int32
 
 // committedOffset asks for one offset in the given version; all of the group where the version allows to name none.
 func committedOffset(w *client, version int16, group, topic string, partition int32) int64 {
+	w.t.Helper()
+	offset, _ := committedEpoch(w, version, group, topic, partition)
+	return offset
+}
+
+func committedEpoch(w *client, version int16, group, topic string, partition int32) (offset int64, epoch int32) {
 	w.t.Helper()
 	req := kmsg.NewPtrOffsetFetchRequest()
 	req.Version, req.Group = version, group
@@ -38,14 +49,16 @@ func committedOffset(w *client, version int16, group, topic string, partition in
 		resp := ask[*kmsg.OffsetFetchResponse](w, req)
 		require.Len(w.t, resp.Groups[0].Topics, 1)
 		require.Zero(w.t, resp.Groups[0].Topics[0].Partitions[0].ErrorCode)
-		return resp.Groups[0].Topics[0].Partitions[0].Offset
+		p := resp.Groups[0].Topics[0].Partitions[0]
+		return p.Offset, p.LeaderEpoch
 	}
 	rt := kmsg.NewOffsetFetchRequestTopic()
 	rt.Topic, rt.Partitions = topic, []int32{partition}
 	req.Topics = append(req.Topics, rt)
 	resp := ask[*kmsg.OffsetFetchResponse](w, req)
 	require.Zero(w.t, resp.Topics[0].Partitions[0].ErrorCode)
-	return resp.Topics[0].Partitions[0].Offset
+	p := resp.Topics[0].Partitions[0]
+	return p.Offset, p.LeaderEpoch
 }
 
 func TestCommittedOffsets(t *testing.T) {

@@ -59,6 +59,55 @@ func TestAMirrorIsReadThroughTheBroker(t *testing.T) {
 	require.Equal(t, int64(57), committedOffset(to, 9, "g", "orders", 0))
 }
 
+// Offsets that were committed at the source are committed here by whoever moves a group, when others may write here already: the
+// group must go on with the first record that it has not seen.
+func TestOffsetsThatAreCarriedOverLeadToTheFirstOtherRecord(t *testing.T) {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	source, dest, m := pair(t, "orders")
+	from, to := dial(t, source, "node-1"), dial(t, dest, "node-1")
+	from.write("orders", 0, records(100))
+	require.NoError(t, m.AddTopics(ctx, "orders"))
+	require.NoError(t, m.WaitCaughtUp(ctx))
+	epoch := leaderOf(from, "orders", 0).LeaderEpoch
+	require.NoError(t, m.Pause(ctx, "orders"))
+	require.NoError(t, source.Elect("orders", 0, 1, false))
+	from.write("orders", 0, records(50)) // never mirrored
+	carry := func(when string) {
+		require.Zero(t, commitEpoch(to, 9, when, "orders", 0, 150, epoch+1))
+		require.Zero(t, commitEpoch(to, 9, when+", without epochs", "orders", 0, 150, -1))
+	}
+	carry("mirroring")
+	require.NoError(t, m.Remove(ctx, "orders"))
+	carry("taken over")
+	to.write("orders", 0, records(20))
+	require.Equal(t, int64(121), to.listOffset("orders", 0, -1, 0).Offset, "a reset of the producers, and the records")
+	carry("written to")
+	for range 2 {
+		for when, end := range map[string]int64{"mirroring": 100, "taken over": 101, "written to": 121} {
+			offset, at := committedEpoch(to, 9, when, "orders", 0)
+			require.Equal(t, int64(100), offset, when)
+			require.Equal(t, epoch, at, when)
+			require.Equal(t, end, committedOffset(to, 9, when+", without epochs", "orders", 0), when) // no better can be known
+		}
+		to.write("orders", 0, records(100)) // what lies at their offsets then is not what they have seen
+	}
+}
+
+// A client that is told of a leader epoch above the metadata's takes those for stale, and asks for others for ever.
+func TestNoCommittedEpochIsAboveTheLeaderEpoch(t *testing.T) {
+	w := dial(t, start(t, newHost(), one("orders")), "node-1")
+	w.write("orders", 0, records(100))
+	now := leaderOf(w, "orders", 0).LeaderEpoch
+	require.Zero(t, commitEpoch(w, 9, "g", "orders", 0, 60, now))
+	require.Zero(t, commitEpoch(w, 9, "too early", "orders", 0, 60, now+1))
+	for _, group := range []string{"g", "too early"} {
+		offset, epoch := committedEpoch(w, 9, group, "orders", 0)
+		require.Equal(t, int64(60), offset, group)
+		require.Equal(t, now, epoch, group)
+	}
+}
+
 func TestLastMirroredPositionsAreTold(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
