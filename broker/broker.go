@@ -15,6 +15,11 @@
 // across restarts (producer ids handed out, transactions, committed group offsets) it keeps in a topic of the host,
 // StateTopic, which comes to be with the first such thing.
 //
+// Consumers that choose their partitions themselves commit offsets here. Those of a mirror's source are not mirrored: whoever moves a
+// group commits here what it had committed there, with the leader epochs, and it goes on where the logs part, if they do. WARNING: to
+// go from a mirror here back to its source, while the source still leads, Java's consumer must be started anew: the leader epoch here
+// is above the source's, and it would fetch for ever.
+//
 // With Nodes the broker plays a cluster of several brokers over the same logs, so that elections, lost tails and dead brokers
 // can be scripted: see Elect, Lag, Kill and Restart. What they do is not remembered across restarts.
 package broker

@@ -110,11 +110,13 @@ func (s *site) partition(t testing.TB, topic string, partition int32) *mirror.Pa
 	return p
 }
 
+func (s *site) caughtUp(t testing.TB) { caughtUp(t, s.Mirror) }
+
 // caughtUp waits until the mirror has all that the source had when it was asked.
-func (s *site) caughtUp(t testing.TB, topics ...string) {
+func caughtUp(t testing.TB, m *mirror.Mirror) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	require.NoError(t, s.WaitCaughtUp(ctx, topics...), s.Describe())
+	require.NoError(t, m.WaitCaughtUp(ctx), m.Describe())
 }
 
 // requireIdentical compares the partition with the broker's own segment files, as its reader and as its files show it.

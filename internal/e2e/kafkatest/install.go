@@ -24,7 +24,7 @@ var (
 )
 
 // debian names the package that brings each program.
-var debian = map[string]string{"java": "default-jre-headless", "mvn": "maven", "kcat": "kcat"}
+var debian = map[string]string{"javac": "default-jdk-headless", "mvn": "maven", "kcat": "kcat"}
 
 // Install brings what the suite needs and the machine lacks: Java, Maven and kcat from Debian's packages (as root), Kafka's jars by
 // Maven into the user's cache folder. It answers the folder of the jars. All of it happens once, also with several test
