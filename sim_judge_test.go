@@ -58,6 +58,7 @@ type node struct {
 	after   int64  // where the log ended there
 	values  []string
 	control int16
+	sites   map[*site]bool // that have ever held it
 }
 
 type logKey struct {
@@ -218,6 +219,7 @@ func (j *judge) appended(l *watchedLog, m *logModel, batches []byte, end int64) 
 				j.name(l), h.Base, h.LeaderEpoch, m.last.h.LeaderEpoch, m.last.h.Base, m.last.by, n.by, n.prev.h.LeaderEpoch, n.prev.h.Base, n.prev.by)
 		}
 		m.nodes, m.last, m.end = append(m.nodes, n), n, h.Next()
+		n.sites[l.s] = true
 		if n.control == batch.ControlMirrorPIDReset && !known {
 			j.takenOver(l, m)
 		}
@@ -245,7 +247,7 @@ func (j *judge) know(l *watchedLog, m *logModel, h batch.Header, raw []byte) (n 
 		}
 		return n, true
 	}
-	n = &node{h: h, raw: bytes.Clone(raw), by: l.s.name, prev: m.last, after: m.end, control: -1}
+	n = &node{h: h, raw: bytes.Clone(raw), by: l.s.name, prev: m.last, after: m.end, control: -1, sites: make(map[*site]bool)}
 	if h.Control() {
 		if c, err := batch.ParseControl(raw); err == nil {
 			n.control = c.Type
@@ -322,7 +324,7 @@ func (j *judge) allow(s *site, running int) {
 }
 
 // undoes says that a mirror's cut drops what was written here since the site took over from the other one, though that has not taken over
-// from here since. Nobody but Overwrite may do that.
+// from here since, nor ever had it and lost it. Nobody but Overwrite may do that.
 func (j *judge) undoes(l *watchedLog, m *logModel, dropped []*node) bool {
 	by := l.s.mirrored(l.partition)
 	if by == nil || m.overwrite || j.overwriting[l.s] > 0 {
@@ -330,7 +332,7 @@ func (j *judge) undoes(l *watchedLog, m *logModel, dropped []*node) bool {
 	}
 	ours, theirs := m.takeovers[by.src], j.log(by.src, l.partition).takeovers[l.s]
 	return ours.number >= theirs.number && slices.ContainsFunc(dropped, func(n *node) bool {
-		return n.by == l.s.name && n.h.LeaderEpoch >= ours.epoch && !n.h.Control()
+		return n.by == l.s.name && n.h.LeaderEpoch >= ours.epoch && !n.h.Control() && !n.sites[by.src]
 	})
 }
 

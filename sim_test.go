@@ -49,8 +49,8 @@ func TestSimulation(t *testing.T) {
 					return
 				}
 				h := draw(uint64(seed))
-				if _, wrong := h.play(t); wrong != "" {
-					t.Errorf("%s", h.report(t, wrong))
+				if trace, wrong := h.play(t); wrong != "" {
+					t.Errorf("%s", h.report(t, trace, wrong))
 				}
 			}
 		})
@@ -153,7 +153,7 @@ func (h history) play(t *testing.T) (trace []string, wrong string) {
 }
 
 // report says how to see it again, with as few steps as still show it.
-func (h history) report(t *testing.T, wrong string) string {
+func (h history) report(t *testing.T, first []string, wrong string) string {
 	if os.Getenv("SIM_SHRINK") == "no" {
 		return fmt.Sprintf("seed %d, %s", h.seed, wrong)
 	}
@@ -166,7 +166,7 @@ func (h history) report(t *testing.T, wrong string) string {
 		trace, again = short.play(t)
 	}
 	if again == "" {
-		again = "(not seen again in 20 tries; what was seen first:) " + wrong
+		again, trace = "(not seen again in 20 tries; what was seen first:) "+wrong, first
 	}
 	var indexes, lines []string
 	for _, s := range short.steps {
