@@ -1,0 +1,135 @@
+package mirror_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/clustermirror/mirror"
+	"github.com/clustermirror/mirror/internal/wire"
+)
+
+// Sources that are old, deny, lie or are broken in one point, at the level of a whole mirror.
+
+// torn is a failback that is due: b took over from a at offset 10, both have gone on, a by [10, 13), and back asks b through p.
+func torn(t *testing.T) (a, b *source, p *peer, back *mirror.Mirror) {
+	t.Helper()
+	a, b, m := mirrored(t, 1)
+	require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
+	a.write("orders", 0, 1, 1, 1)
+	b.write("orders", 0, 4)
+	p = b.peer()
+	back, err := a.c.Mirror("back", p.Source())
+	require.NoError(t, err)
+	require.NoError(t, back.Start(t.Context()))
+	return a, b, p, back
+}
+
+// untouched says that a failback was refused: a is as torn has left it.
+func untouched(t *testing.T, a *source, back *mirror.Mirror) {
+	t.Helper()
+	require.Empty(t, back.Describe().Topics)
+	require.NoError(t, a.c.CheckWrite("orders", 0))
+	require.Len(t, records(t, a, 0), 13)
+}
+
+// cutAt10 says that a failback was done: exactly what was never mirrored is gone.
+func cutAt10(t *testing.T, a, b *source, back *mirror.Mirror) {
+	t.Helper()
+	caughtUp(t, back)
+	equal(t, a, b, "orders", 1)
+	require.Equal(t, mirror.Totals{Cut: 3, Cuts: 1}, state(t, back, "orders", 0).Totals)
+}
+
+// A peer that knows the older question for positions only: without epochs its answers align nothing, not even what they would keep.
+func TestOffsetsWithoutEpochsAlignNothing(t *testing.T) {
+	onlyOffsets := map[int16]int16{wire.KeyDescribeMirrors: -1, wire.KeyLastMirroredOffsets: 0}
+	t.Run("what they would cut is refused", func(t *testing.T) {
+		inBubble(t, func(t *testing.T) {
+			a, b, p, back := torn(t)
+			p.speaks(onlyOffsets)
+			err := back.AddTopics(t.Context(), "orders")
+			require.ErrorIs(t, err, mirror.ErrNoProof)
+			var re *mirror.RangeError
+			require.ErrorAs(t, err, &re)
+			require.Equal(t, []mirror.Range{{Partition: 0, From: 0, To: 13}}, re.Ranges)
+			untouched(t, a, back)
+			asked, _ := p.counts(wire.KeyLastMirroredOffsets)
+			require.Positive(t, asked)
+
+			p.speaks(map[int16]int16{wire.KeyDescribeMirrors: -1}) // a newer one: with epochs
+			require.NoError(t, back.AddTopics(t.Context(), "orders"))
+			cutAt10(t, a, b, back)
+		})
+	})
+	t.Run("what is proven goes on without them", func(t *testing.T) {
+		inBubble(t, func(t *testing.T) {
+			a, b, m := mirrored(t, 1)
+			require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
+			p := b.peer()
+			p.speaks(onlyOffsets)
+			alter(p, func(_ *wire.LastMirroredOffsetsRequest, resp *wire.LastMirroredOffsetsResponse) {
+				resp.Topics[0].Partitions[0].Offset = 3
+			})
+			back, err := a.c.Mirror("back", p.Source())
+			require.NoError(t, err)
+			require.NoError(t, back.Start(t.Context()))
+			require.NoError(t, back.AddTopics(t.Context(), "orders"))
+			caughtUp(t, back)
+			equal(t, a, b, "orders", 1)
+			require.Zero(t, state(t, back, "orders", 0).Totals)
+		})
+	})
+}
+
+// An epoch without an offset: what lies above the epoch is cut, and questions find the rest.
+func TestAnEpochWithoutAnOffsetCutsWhatIsAboveIt(t *testing.T) {
+	withoutOffset := func(epoch int32) func(*wire.DescribeMirrorsRequest, *wire.DescribeMirrorsResponse) {
+		return func(_ *wire.DescribeMirrorsRequest, resp *wire.DescribeMirrorsResponse) {
+			part := &resp.Mirrors[0].Topics[0].Partitions[0]
+			part.LastMirrorEpoch, part.LastMirrorOffset = epoch, -1
+		}
+	}
+	t.Run("in two steps", func(t *testing.T) {
+		inBubble(t, func(t *testing.T) {
+			a, b, p, back := torn(t)
+			_, err := a.c.RaiseLeaderEpoch(t.Context(), "orders", 0, 7)
+			require.NoError(t, err)
+			a.write("orders", 0, 2)
+			alter(p, withoutOffset(0))
+			require.NoError(t, back.AddTopics(t.Context(), "orders"))
+			caughtUp(t, back)
+			equal(t, a, b, "orders", 1)
+			require.Equal(t, mirror.Totals{Cut: 5, Cuts: 2}, state(t, back, "orders", 0).Totals, "epoch 7 by the position, [10, 13) by the source's epochs")
+		})
+	})
+	t.Run("it never wins against a position", func(t *testing.T) {
+		inBubble(t, func(t *testing.T) {
+			_, b, p, back := torn(t)
+			alter(p, func(_ *wire.DescribeMirrorsRequest, resp *wire.DescribeMirrorsResponse) {
+				other := resp.Mirrors[0]
+				other.Name = "other"
+				part := other.Topics[0].Partitions[0]
+				part.LastMirrorEpoch, part.LastMirrorOffset = 1<<20, -1
+				other.Topics = []wire.DescribedTopic{{Name: "orders", ID: topicID(t, b.host, "orders"), Partitions: []wire.DescribedPartition{part}}}
+				resp.Mirrors = append(resp.Mirrors, other)
+			})
+			plan, err := back.PlanAdd(t.Context(), "orders")
+			require.NoError(t, err)
+			require.Equal(t, mirror.Position{Epoch: 0, Offset: 10}, plan[0].Position)
+			require.Equal(t, []mirror.Range{{Partition: 0, From: 10, To: 13}}, plan[0].Cut)
+		})
+	})
+	t.Run("nor does it undo a takeover", func(t *testing.T) {
+		inBubble(t, func(t *testing.T) {
+			a, b, p, back := torn(t)
+			require.NoError(t, back.AddTopics(t.Context(), "orders"))
+			cutAt10(t, a, b, back)
+			require.NoError(t, back.Remove(within(t, time.Minute), "orders"))
+			alter(p, withoutOffset(1<<30))
+			require.ErrorIs(t, back.AddTopics(t.Context(), "orders"), mirror.ErrStopped)
+			require.NoError(t, a.c.CheckWrite("orders", 0))
+		})
+	})
+}
