@@ -1,9 +1,11 @@
 package mirror_test
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
+	"github.com/segmentio/kafka-go"
 	"github.com/stretchr/testify/require"
 
 	"github.com/clustermirror/mirror"
@@ -130,6 +132,127 @@ func TestAnEpochWithoutAnOffsetCutsWhatIsAboveIt(t *testing.T) {
 			alter(p, withoutOffset(1<<30))
 			require.ErrorIs(t, back.AddTopics(t.Context(), "orders"), mirror.ErrStopped)
 			require.NoError(t, a.c.CheckWrite("orders", 0))
+		})
+	})
+}
+
+// Answers about positions that are denied, or can't be: they are named, and never taken for "no position". Whichever of the looks at
+// the peer gets them, all is as it was, and the failback goes on once the answers are right.
+func TestUnclearPositionsAreNamedAndCutNothing(t *testing.T) {
+	const denied = int16(kafka.ClusterAuthorizationFailed)
+	position := func(epoch int32, offset int64) func(*wire.DescribeMirrorsResponse) {
+		return func(resp *wire.DescribeMirrorsResponse) {
+			part := &resp.Mirrors[0].Topics[0].Partitions[0]
+			part.LastMirrorEpoch, part.LastMirrorOffset = epoch, offset
+		}
+	}
+	newer := map[string]func(*wire.DescribeMirrorsResponse){
+		"negative epoch":  position(-2, 10),
+		"negative offset": position(0, -2),
+		"twice": func(resp *wire.DescribeMirrorsResponse) {
+			topic := &resp.Mirrors[0].Topics[0]
+			topic.Partitions = append(topic.Partitions, topic.Partitions[0])
+			topic.Partitions[1].LastMirrorOffset--
+		},
+		"denied": func(resp *wire.DescribeMirrorsResponse) { resp.ErrorCode, resp.Mirrors = denied, nil },
+		"denied one mirror": func(resp *wire.DescribeMirrorsResponse) {
+			resp.Mirrors[0].ErrorCode, resp.Mirrors[0].Topics = denied, nil
+		},
+	}
+	part := func(f func(*wire.LastMirroredPartition)) func(*wire.LastMirroredOffsetsResponse) {
+		return func(resp *wire.LastMirroredOffsetsResponse) { f(&resp.Topics[0].Partitions[0]) }
+	}
+	older := map[string]func(*wire.LastMirroredOffsetsResponse){
+		"older, negative epoch":  part(func(v *wire.LastMirroredPartition) { v.Epoch = -3 }),
+		"older, negative offset": part(func(v *wire.LastMirroredPartition) { v.Offset = -3 }),
+		"older, denied one": part(func(v *wire.LastMirroredPartition) {
+			*v = wire.LastMirroredPartition{ErrorCode: denied, Epoch: -1, Offset: -1}
+		}),
+		"older, twice": func(resp *wire.LastMirroredOffsetsResponse) {
+			topic := &resp.Topics[0]
+			topic.Partitions = append(topic.Partitions, wire.LastMirroredPartition{Epoch: 0, Offset: 3})
+		},
+		"older, denied": func(resp *wire.LastMirroredOffsetsResponse) { resp.ErrorCode, resp.Topics = denied, nil },
+	}
+	check := func(t *testing.T, name string, look int, spoil func(p *peer, when func() bool)) {
+		inBubble(t, func(t *testing.T) {
+			a, b, p, back := torn(t)
+			looks := 0
+			spoil(p, func() bool { looks++; return looks == look })
+			err := back.AddTopics(t.Context(), "orders")
+			require.ErrorIs(t, err, mirror.ErrPeerUnclear)
+			require.Equal(t, look, looks)
+			var te *mirror.TopicError
+			require.ErrorAs(t, err, &te)
+			require.Equal(t, "orders", te.Topic)
+			require.NotEmpty(t, te.Next)
+			switch name {
+			case "denied", "denied one mirror", "older, denied", "older, denied one":
+				require.ErrorIs(t, err, kafka.ClusterAuthorizationFailed)
+				require.Contains(t, te.Next, "Read on Cluster")
+			default:
+				require.ErrorContains(t, err, "partition 0")
+			}
+			untouched(t, a, back)
+			p.honest()
+			require.NoError(t, back.AddTopics(t.Context(), "orders"))
+			cutAt10(t, a, b, back)
+		})
+	}
+	for look := 1; look <= 3; look++ { // with the gate open, with the gate closed, after PREPARING
+		for name, spoil := range newer {
+			t.Run(fmt.Sprintf("%s, look %d", name, look), func(t *testing.T) {
+				check(t, name, look, func(p *peer, when func() bool) {
+					alter(p, func(_ *wire.DescribeMirrorsRequest, resp *wire.DescribeMirrorsResponse) {
+						if when() {
+							spoil(resp)
+						}
+					})
+				})
+			})
+		}
+		for name, spoil := range older {
+			t.Run(fmt.Sprintf("%s, look %d", name, look), func(t *testing.T) {
+				check(t, name, look, func(p *peer, when func() bool) {
+					p.speaks(map[int16]int16{wire.KeyDescribeMirrors: -1})
+					alter(p, func(_ *wire.LastMirroredOffsetsRequest, resp *wire.LastMirroredOffsetsResponse) {
+						if when() {
+							spoil(resp)
+						}
+					})
+				})
+			})
+		}
+	}
+}
+
+// What was not asked about is not heard: partitions beyond the topic's, other topics, topics of another id.
+func TestPositionsOfOthersAreNotTaken(t *testing.T) {
+	strange := wire.DescribedPartition{Partition: 0, State: mirror.Stopped.String(), LastMirrorEpoch: 1 << 20, LastMirrorOffset: 3}
+	t.Run("newer", func(t *testing.T) {
+		inBubble(t, func(t *testing.T) {
+			a, b, p, back := torn(t)
+			alter(p, func(_ *wire.DescribeMirrorsRequest, resp *wire.DescribeMirrorsResponse) {
+				topics := &resp.Mirrors[0].Topics
+				beyond := strange
+				beyond.Partition = 5
+				(*topics)[0].Partitions = append((*topics)[0].Partitions, beyond)
+				*topics = append(*topics, wire.DescribedTopic{Name: "payments", Partitions: []wire.DescribedPartition{strange}},
+					wire.DescribedTopic{Name: "orders", ID: [16]byte{1}, Partitions: []wire.DescribedPartition{strange}})
+			})
+			require.NoError(t, back.AddTopics(t.Context(), "orders"))
+			cutAt10(t, a, b, back)
+		})
+	})
+	t.Run("older", func(t *testing.T) {
+		inBubble(t, func(t *testing.T) {
+			a, b, p, back := torn(t)
+			p.speaks(map[int16]int16{wire.KeyDescribeMirrors: -1})
+			alter(p, func(_ *wire.LastMirroredOffsetsRequest, resp *wire.LastMirroredOffsetsResponse) {
+				resp.Topics = append(resp.Topics, wire.LastMirroredTopic{ID: [16]byte{1}, Partitions: []wire.LastMirroredPartition{{Epoch: 1 << 20, Offset: 3}}})
+			})
+			require.NoError(t, back.AddTopics(t.Context(), "orders"))
+			cutAt10(t, a, b, back)
 		})
 	})
 }

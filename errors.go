@@ -33,6 +33,9 @@ var (
 	// ErrPeerActive is returned for a topic that the source itself mirrors from here, directly or through others: neither side
 	// could go on.
 	ErrPeerActive = errors.New("the source mirrors this topic from here")
+	// ErrPeerUnclear is returned where the source refuses to say what it has mirrored from here, or says what can't be. That is never
+	// taken for "nothing": it would cut what was mirrored. Nothing was changed.
+	ErrPeerUnclear = errors.New("the source does not say clearly what it has mirrored from here")
 	// ErrUnknownMirror is returned for a mirror that the coordinator does not have, or not without a source.
 	ErrUnknownMirror = errors.New("unknown mirror")
 	// ErrDetached is returned by what needs the source of a mirror that was found in the state without one.

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/segmentio/kafka-go"
+
 	"github.com/clustermirror/mirror/internal/batch"
 	"github.com/clustermirror/mirror/internal/statelog"
 	"github.com/clustermirror/mirror/internal/wire"
@@ -51,23 +53,8 @@ func (m *Mirror) askPeer(ctx context.Context, t *mirrorTopic) (peer, error) {
 		return p, fmt.Errorf("%w: %w", ErrSourceUnreachable, err)
 	}
 	for broker := range md.Brokers {
-		resp, err := m.client.DescribeMirrors(ctx, broker, &wire.DescribeMirrorsRequest{Lookups: []wire.TopicPartitions{lookup}})
-		if errors.Is(err, wire.ErrVersion) {
-			if err := m.askOlderPeer(ctx, broker, lookup, &p); err != nil {
-				return p, err
-			}
-			continue
-		}
-		if err == nil && resp.ErrorCode != 0 {
-			err = fmt.Errorf("error %d: %s", resp.ErrorCode, resp.ErrorMessage)
-		}
-		if err != nil {
-			return p, fmt.Errorf("ask broker %d of the source for its mirrors: %w", broker, err)
-		}
-		for _, v := range resp.Mirrors {
-			if err := p.hear(m.c.host.ClusterID(), t, v); err != nil {
-				return p, err
-			}
+		if err := m.askBroker(ctx, broker, t, lookup, &p); err != nil {
+			return p, fmt.Errorf("ask broker %d of the source: %w", broker, err)
 		}
 	}
 	slices.Sort(p.upstreams)
@@ -83,11 +70,46 @@ func (p *peer) refusal() error {
 	return hint(fmt.Errorf("%w: %s", ErrPeerActive, p.active), "Remove it there first, then add it again")
 }
 
+func (m *Mirror) askBroker(ctx context.Context, broker int32, t *mirrorTopic, lookup wire.TopicPartitions, p *peer) error {
+	resp, err := m.client.DescribeMirrors(ctx, broker, &wire.DescribeMirrorsRequest{Lookups: []wire.TopicPartitions{lookup}})
+	switch {
+	case errors.Is(err, wire.ErrVersion):
+		return m.askOlderPeer(ctx, broker, lookup, p)
+	case err != nil:
+		return unanswered(err)
+	case resp.ErrorCode != 0:
+		return unclear(fmt.Errorf("%w: %s", wire.CodeError(resp.ErrorCode), resp.ErrorMessage))
+	}
+	for _, v := range resp.Mirrors {
+		if err := p.hear(m.c.host.ClusterID(), t, v); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// unanswered tells a source that can't be reached from one that answers nonsense.
+func unanswered(err error) error {
+	if errors.Is(err, wire.ErrProtocol) {
+		return unclear(err)
+	}
+	return fmt.Errorf("%w: %w", ErrSourceUnreachable, err)
+}
+
+func unclear(err error) error {
+	next := "check the mirrors of the source (its own Describe), then call it again; nothing was changed"
+	if errors.Is(err, kafka.ClusterAuthorizationFailed) || errors.Is(err, wire.MirrorAuthorizationFailed) {
+		next = "let the mirror's user read the cluster there (Read on Cluster), then call it again; nothing was changed"
+	}
+	return hint(fmt.Errorf("%w: %w", ErrPeerUnclear, err), next)
+}
+
 // hear takes what a broker says of one mirror.
 func (p *peer) hear(us string, t *mirrorTopic, v wire.DescribedMirror) error {
 	if v.ErrorCode != 0 {
-		return fmt.Errorf("the source's mirror %s: error %d: %s", v.Name, v.ErrorCode, v.ErrorMessage)
+		return unclear(fmt.Errorf("its mirror %s: %w: %s", v.Name, wire.CodeError(v.ErrorCode), v.ErrorMessage))
 	}
+	said := make(map[int32]Position)
 	for _, topic := range v.Topics {
 		if topic.Name != t.name || topic.ID != [16]byte{} && TopicID(topic.ID) != t.id {
 			continue
@@ -102,7 +124,9 @@ func (p *peer) hear(us string, t *mirrorTopic, v wire.DescribedMirror) error {
 				continue
 			}
 			if v.SourceClusterID == us {
-				p.position(part.Partition, Position{part.LastMirrorEpoch, part.LastMirrorOffset})
+				if err := p.position(said, part.Partition, Position{part.LastMirrorEpoch, part.LastMirrorOffset}); err != nil {
+					return unclear(fmt.Errorf("its mirror %s, partition %d: %w", v.Name, part.Partition, err))
+				}
 			}
 		}
 	}
@@ -112,28 +136,44 @@ func (p *peer) hear(us string, t *mirrorTopic, v wire.DescribedMirror) error {
 // askOlderPeer asks with the request that was replaced. Without epochs (version 0) its answers align nothing.
 func (m *Mirror) askOlderPeer(ctx context.Context, broker int32, lookup wire.TopicPartitions, p *peer) error {
 	resp, err := m.client.LastMirroredOffsets(ctx, broker, &wire.LastMirroredOffsetsRequest{ClusterID: m.c.host.ClusterID(), Topics: []wire.TopicPartitions{lookup}})
-	if errors.Is(err, wire.ErrVersion) {
+	switch {
+	case errors.Is(err, wire.ErrVersion):
 		return nil
+	case err != nil:
+		return unanswered(err)
+	case resp.ErrorCode != 0:
+		return unclear(wire.CodeError(resp.ErrorCode))
 	}
-	if err == nil && resp.ErrorCode != 0 {
-		err = fmt.Errorf("error %d", resp.ErrorCode)
-	}
-	if err != nil {
-		return fmt.Errorf("ask broker %d of the source for last mirrored positions: %w", broker, err)
-	}
+	said := make(map[int32]Position)
 	for _, topic := range resp.Topics {
+		if topic.ID != lookup.ID {
+			continue
+		}
 		for _, part := range topic.Partitions {
-			if part.ErrorCode == 0 && resp.Version >= 1 {
-				p.position(part.Partition, Position{part.Epoch, part.Offset})
+			err := wire.CodeError(part.ErrorCode)
+			if err == nil && resp.Version >= 1 {
+				err = p.position(said, part.Partition, Position{part.Epoch, part.Offset})
+			}
+			if err != nil {
+				return unclear(fmt.Errorf("partition %d: %w", part.Partition, err))
 			}
 		}
 	}
 	return nil
 }
 
-func (p *peer) position(partition int32, v Position) {
+// position takes one of an answer, in which said were the ones before it. Of several answers the greatest counts.
+func (p *peer) position(said map[int32]Position, partition int32, v Position) error {
+	old, twice := said[partition]
+	switch {
+	case v.Epoch < -1 || v.Offset < -1:
+		return fmt.Errorf("epoch %d, offset %d is no last mirrored position", v.Epoch, v.Offset)
+	case twice && old != v:
+		return fmt.Errorf("two last mirrored positions, epoch %d, offset %d and epoch %d, offset %d", old.Epoch, old.Offset, v.Epoch, v.Offset)
+	}
+	said[partition] = v
 	if !v.known() {
-		return
+		return nil
 	}
 	if old, ok := p.positions[partition]; !ok || v.beats(old) {
 		if p.positions == nil {
@@ -141,6 +181,7 @@ func (p *peer) position(partition int32, v Position) {
 		}
 		p.positions[partition] = v
 	}
+	return nil
 }
 
 // known tells a position from none: (-1, n) is that of an empty log, (e, -1) knows the epoch only.

@@ -88,7 +88,7 @@ func (c *Client) metadata(ctx context.Context, req *kmsg.MetadataRequest) (*Meta
 }
 
 func readMetadata(resp *kmsg.MetadataResponse) (*Metadata, error) {
-	if err := codeError(resp.ErrorCode); err != nil {
+	if err := CodeError(resp.ErrorCode); err != nil {
 		return nil, fmt.Errorf("metadata: %w", err)
 	}
 	m := &Metadata{Brokers: make(map[int32]string, len(resp.Brokers))}
@@ -113,9 +113,9 @@ func readMetadata(resp *kmsg.MetadataResponse) (*Metadata, error) {
 }
 
 func readTopic(t *kmsg.MetadataResponseTopic) TopicMeta {
-	topic := TopicMeta{Name: *t.Topic, ID: t.TopicID, Err: codeError(t.ErrorCode), Internal: t.IsInternal}
+	topic := TopicMeta{Name: *t.Topic, ID: t.TopicID, Err: CodeError(t.ErrorCode), Internal: t.IsInternal}
 	for _, p := range t.Partitions {
-		topic.Partitions = append(topic.Partitions, PartitionMeta{p.Partition, p.Leader, p.LeaderEpoch, codeError(p.ErrorCode)})
+		topic.Partitions = append(topic.Partitions, PartitionMeta{p.Partition, p.Leader, p.LeaderEpoch, CodeError(p.ErrorCode)})
 	}
 	slices.SortFunc(topic.Partitions, func(a, b PartitionMeta) int { return cmp.Compare(a.ID, b.ID) })
 	for i, p := range topic.Partitions {
@@ -167,7 +167,7 @@ func (c *Client) Offsets(ctx context.Context, broker int32, qs []OffsetQuery) ([
 		got := make(map[key]OffsetAnswer, len(wave))
 		for _, t := range resp.(*kmsg.ListOffsetsResponse).Topics {
 			for _, p := range t.Partitions {
-				a := OffsetAnswer{p.Offset, p.Timestamp, p.LeaderEpoch, codeError(p.ErrorCode)}
+				a := OffsetAnswer{p.Offset, p.Timestamp, p.LeaderEpoch, CodeError(p.ErrorCode)}
 				if a.Err == nil && (a.Offset < -1 || a.LeaderEpoch < -1) {
 					a.Err = protocolError("offset %d, leader epoch %d", a.Offset, a.LeaderEpoch)
 				}
@@ -227,7 +227,7 @@ func (c *Client) EpochEnds(ctx context.Context, broker int32, qs []EpochQuery) (
 		got := make(map[key]EpochAnswer, len(wave))
 		for _, t := range resp.(*kmsg.OffsetForLeaderEpochResponse).Topics {
 			for _, p := range t.Partitions {
-				got[key{t.Topic, p.Partition}] = EpochAnswer{p.LeaderEpoch, p.EndOffset, codeError(p.ErrorCode)}
+				got[key{t.Topic, p.Partition}] = EpochAnswer{p.LeaderEpoch, p.EndOffset, CodeError(p.ErrorCode)}
 			}
 		}
 		for _, i := range wave {

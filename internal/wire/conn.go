@@ -102,7 +102,7 @@ func (k *conn) negotiate(ctx context.Context) error {
 			break
 		}
 	}
-	if err := codeError(resp.ErrorCode); err != nil {
+	if err := CodeError(resp.ErrorCode); err != nil {
 		return k.fail(ctx, "negotiate with", err)
 	}
 	k.versions = make(map[int16][2]int16, len(resp.ApiKeys))

@@ -150,7 +150,7 @@ func (k *conn) authenticate(ctx context.Context, mechanism sasl.Mechanism) error
 		return err
 	}
 	offer := resp.(*kmsg.SASLHandshakeResponse)
-	if err := codeError(offer.ErrorCode); errors.Is(err, kafka.UnsupportedSASLMechanism) {
+	if err := CodeError(offer.ErrorCode); errors.Is(err, kafka.UnsupportedSASLMechanism) {
 		return refused(fmt.Errorf("%w: it offers %.200q", err, strings.Join(offer.SupportedMechanisms, ", ")))
 	} else if err != nil {
 		return refused(err)
@@ -171,7 +171,7 @@ func (k *conn) authenticate(ctx context.Context, mechanism sasl.Mechanism) error
 		}
 		challenge := resp.(*kmsg.SASLAuthenticateResponse)
 		// The broker's own text is left out: it may echo what was sent.
-		if err := codeError(challenge.ErrorCode); err != nil {
+		if err := CodeError(challenge.ErrorCode); err != nil {
 			return refused(err)
 		}
 		var done bool

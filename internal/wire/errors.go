@@ -109,8 +109,8 @@ var codeNames = map[Code]string{
 	MirrorTopicNotStopped:     "MIRROR_TOPIC_NOT_STOPPED",
 }
 
-// codeError is the error for a code in an answer, nil for 0: a kafka.Error where kafka-go knows it, else a Code.
-func codeError(code int16) error {
+// CodeError is the error for a code in an answer, nil for 0: a kafka.Error where kafka-go knows it, else a Code.
+func CodeError(code int16) error {
 	switch {
 	case code == 0:
 		return nil

@@ -214,7 +214,7 @@ func (s *Session) find(t *kmsg.FetchResponseTopic, partition int32) *part {
 func fetched(p *kmsg.FetchResponseTopicPartition, asked *FetchPartition) Fetched {
 	f := Fetched{
 		Tag: asked.Tag, Topic: asked.Topic, Partition: asked.Partition, Offset: asked.Offset,
-		Err:           codeError(p.ErrorCode),
+		Err:           CodeError(p.ErrorCode),
 		HighWatermark: p.HighWatermark, LastStable: p.LastStableOffset, LogStart: p.LogStartOffset,
 		Leader: Leader{p.CurrentLeader.LeaderID, p.CurrentLeader.LeaderEpoch},
 	}
@@ -285,7 +285,7 @@ func (c *Client) Read(ctx context.Context, broker int32, p FetchPartition, maxBy
 		return nil, err
 	}
 	resp := got.(*kmsg.FetchResponse)
-	if err := codeError(resp.ErrorCode); err != nil {
+	if err := CodeError(resp.ErrorCode); err != nil {
 		return nil, err
 	}
 	c.learnEndpoints(resp)

@@ -112,16 +112,16 @@ func TestMirrorCalls(t *testing.T) {
 }
 
 func TestErrorCodesHaveNames(t *testing.T) {
-	require.NoError(t, codeError(0))
-	require.ErrorIs(t, codeError(103), kafka.InconsistentTopicID)
+	require.NoError(t, CodeError(0))
+	require.ErrorIs(t, CodeError(103), kafka.InconsistentTopicID)
 	for code := ReadOnlyTopic; code <= MirrorTopicNotStopped; code++ {
 		if code != 135 {
 			require.NotEmpty(t, codeNames[code], "%d", code)
 		}
-		require.ErrorIs(t, codeError(int16(code)), code)
+		require.ErrorIs(t, CodeError(int16(code)), code)
 	}
-	require.Equal(t, "[134] READ_ONLY_TOPIC", codeError(134).Error())
-	require.ErrorContains(t, codeError(9999), "9999")
+	require.Equal(t, "[134] READ_ONLY_TOPIC", CodeError(134).Error())
+	require.ErrorContains(t, CodeError(9999), "9999")
 }
 
 // FuzzMirrorMessages: any bytes are refused or read to a message that is written and read again to the same one.

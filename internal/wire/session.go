@@ -283,7 +283,7 @@ func (s *Session) advance(code int16, id int32) error {
 		}
 		return nil
 	default:
-		return codeError(code)
+		return CodeError(code)
 	}
 	switch {
 	case id < 0, !s.full && id != 0 && id != s.id:
