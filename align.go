@@ -508,6 +508,9 @@ func (r *replica) sourceBounds(ctx context.Context, leader, epoch int32) (start,
 	if err != nil {
 		return 0, 0, err
 	}
+	if a[0] < 0 || a[1] < a[0] {
+		return 0, 0, r.asked("offsets", leader, fmt.Errorf("%w: its log is [%d, %d)", wire.ErrProtocol, a[0], a[1]))
+	}
 	r.mu.Lock()
 	r.sourceStart, r.sourceEnd, r.heard = a[0], a[1], time.Now()
 	r.mu.Unlock()

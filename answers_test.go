@@ -1,12 +1,14 @@
 package mirror_test
 
 import (
+	"context"
 	"fmt"
 	"testing"
 	"time"
 
 	"github.com/segmentio/kafka-go"
 	"github.com/stretchr/testify/require"
+	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/clustermirror/mirror"
 	"github.com/clustermirror/mirror/internal/wire"
@@ -254,5 +256,108 @@ func TestPositionsOfOthersAreNotTaken(t *testing.T) {
 			require.NoError(t, back.AddTopics(t.Context(), "orders"))
 			cutAt10(t, a, b, back)
 		})
+	})
+}
+
+// through is mirrored, by way of a peer.
+func through(t *testing.T, opts ...mirror.MirrorOption) (a, b *source, p *peer, m *mirror.Mirror) {
+	t.Helper()
+	a, b = newSource(t), newSource(t)
+	a.create("orders", 1)
+	a.write("orders", 0, 10)
+	p = a.peer()
+	m, err := b.c.Mirror("dr", p.Source(), opts...)
+	require.NoError(t, err)
+	require.NoError(t, m.Start(t.Context()))
+	require.NoError(t, m.AddTopics(t.Context(), "orders"))
+	caughtUp(t, m)
+	return a, b, p, m
+}
+
+// everyOffset changes what a source says of offsets by time, among them those of its log's ends.
+func everyOffset(p *peer, f func(*kmsg.ListOffsetsResponseTopicPartition)) {
+	alter(p, func(_ *kmsg.ListOffsetsRequest, resp *kmsg.ListOffsetsResponse) {
+		for i := range resp.Topics {
+			for j := range resp.Topics[i].Partitions {
+				f(&resp.Topics[i].Partitions[j])
+			}
+		}
+	})
+}
+
+// everyFetch changes what a source says of the partitions that are fetched.
+func everyFetch(p *peer, f func(*kmsg.FetchResponseTopicPartition)) {
+	alter(p, func(_ *kmsg.FetchRequest, resp *kmsg.FetchResponse) {
+		for i := range resp.Topics {
+			for j := range resp.Topics[i].Partitions {
+				f(&resp.Topics[i].Partitions[j])
+			}
+		}
+	})
+}
+
+// A source that does not say where its log begins and ends: it is asked again, and nothing is begun or believed meanwhile.
+func TestASourceWithoutBoundsIsWaitedFor(t *testing.T) {
+	nothing := func(v *kmsg.ListOffsetsResponseTopicPartition) { v.Offset = -1 }
+	t.Run("new topic", func(t *testing.T) {
+		inBubble(t, func(t *testing.T) {
+			a, b := newSource(t), newSource(t)
+			a.create("orders", 1)
+			a.write("orders", 0, 10)
+			p := a.peer()
+			everyOffset(p, nothing)
+			m, err := b.c.Mirror("dr", p.Source())
+			require.NoError(t, err)
+			require.NoError(t, m.Start(t.Context()))
+			require.NoError(t, m.AddTopics(t.Context(), "orders"))
+			pass(time.Hour)
+			st := state(t, m, "orders", 0)
+			require.Equal(t, mirror.Preparing, st.State)
+			require.Equal(t, mirror.Unreachable, st.Health)
+			require.Contains(t, st.Reason, "orders-0")
+			require.Contains(t, st.Reason, "[-1, -1)")
+			p.honest()
+			caughtUp(t, m)
+			equal(t, a, b, "orders", 1)
+		})
+	})
+	t.Run("while it is waited for the end", func(t *testing.T) {
+		inBubble(t, func(t *testing.T) {
+			a, b, p, m := through(t)
+			everyOffset(p, nothing)
+			require.ErrorIs(t, m.WaitCaughtUp(within(t, time.Hour)), context.DeadlineExceeded)
+			asked, _ := p.counts(2)
+			require.Less(t, asked, 10_000)
+			p.honest()
+			caughtUp(t, m)
+			equal(t, a, b, "orders", 1)
+		})
+	})
+}
+
+// A high watermark that falls, as that of a new leader may for a moment: it proves nothing, and nothing is cut.
+func TestAHighWatermarkThatFallsCutsNothing(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		a, b, p, m := through(t)
+		everyFetch(p, func(v *kmsg.FetchResponseTopicPartition) { v.HighWatermark = min(v.HighWatermark, 4) })
+		everyOffset(p, func(v *kmsg.ListOffsetsResponseTopicPartition) { v.Offset = min(v.Offset, 4) })
+		pass(time.Hour)
+		require.NoError(t, m.Pause(t.Context(), "orders"))
+		inState(t, m, 0, mirror.Paused)
+		require.NoError(t, m.Resume(t.Context(), "orders")) // its log is compared
+		st := inState(t, m, 0, mirror.Mirroring)
+		require.Equal(t, int64(10), st.End)
+		require.Zero(t, st.Totals)
+		a.write("orders", 0, 5) // delivered beyond what it calls its end
+		eventually(t, "15", func() bool { return state(t, m, "orders", 0).End == 15 })
+		pass(time.Hour)
+		st = state(t, m, "orders", 0)
+		require.GreaterOrEqual(t, st.Lag, int64(0))
+		require.GreaterOrEqual(t, st.SourceEnd, st.End)
+		require.Equal(t, mirror.Mirroring, st.State)
+		p.honest()
+		caughtUp(t, m)
+		equal(t, a, b, "orders", 1)
+		require.Zero(t, state(t, m, "orders", 0).Totals)
 	})
 }
