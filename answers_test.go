@@ -3,6 +3,7 @@ package mirror_test
 import (
 	"context"
 	"fmt"
+	"sync"
 	"testing"
 	"time"
 
@@ -274,6 +275,17 @@ func through(t *testing.T, opts ...mirror.MirrorOption) (a, b *source, p *peer, 
 	return a, b, p, m
 }
 
+// everyEpochEnd changes what a source says of the ends of its epochs.
+func everyEpochEnd(p *peer, f func(*kmsg.OffsetForLeaderEpochResponseTopicPartition)) {
+	alter(p, func(_ *kmsg.OffsetForLeaderEpochRequest, resp *kmsg.OffsetForLeaderEpochResponse) {
+		for i := range resp.Topics {
+			for j := range resp.Topics[i].Partitions {
+				f(&resp.Topics[i].Partitions[j])
+			}
+		}
+	})
+}
+
 // everyOffset changes what a source says of offsets by time, among them those of its log's ends.
 func everyOffset(p *peer, f func(*kmsg.ListOffsetsResponseTopicPartition)) {
 	alter(p, func(_ *kmsg.ListOffsetsRequest, resp *kmsg.ListOffsetsResponse) {
@@ -359,5 +371,61 @@ func TestAHighWatermarkThatFallsCutsNothing(t *testing.T) {
 		caughtUp(t, m)
 		equal(t, a, b, "orders", 1)
 		require.Zero(t, state(t, m, "orders", 0).Totals)
+	})
+}
+
+// Promote believes only the real end of the leader's log, and one that rests.
+func TestPromoteEndsOnlyWhereTheSourceRests(t *testing.T) {
+	refused := func(t *testing.T, b *source, m *mirror.Mirror, text string) {
+		t.Helper()
+		err := m.Promote(within(t, time.Minute), "orders")
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.ErrorContains(t, err, "partition 0")
+		require.ErrorContains(t, err, text)
+		require.Equal(t, mirror.Mirroring, m.Describe().Topics[0].Desired, "nothing has changed")
+		require.Equal(t, mirror.Mirroring, state(t, m, "orders", 0).State)
+		require.Error(t, b.c.CheckWrite("orders", 0))
+		require.Zero(t, state(t, m, "orders", 0).Totals)
+	}
+	t.Run("it does not know its end", func(t *testing.T) {
+		inBubble(t, func(t *testing.T) {
+			_, b, p, m := through(t)
+			everyEpochEnd(p, func(v *kmsg.OffsetForLeaderEpochResponseTopicPartition) { v.LeaderEpoch, v.EndOffset = -1, -1 })
+			refused(t, b, m, "does not say where its leader epoch")
+			p.honest()
+			require.NoError(t, m.Promote(within(t, time.Minute), "orders"))
+		})
+	})
+	t.Run("its end falls", func(t *testing.T) {
+		inBubble(t, func(t *testing.T) {
+			_, b, p, m := through(t)
+			everyEpochEnd(p, func(v *kmsg.OffsetForLeaderEpochResponseTopicPartition) { v.EndOffset = 7 })
+			refused(t, b, m, "the source ends at offset 7, here it is 10")
+			p.honest()
+			require.NoError(t, m.Promote(within(t, time.Minute), "orders"))
+		})
+	})
+	t.Run("producers go on", func(t *testing.T) {
+		inBubble(t, func(t *testing.T) {
+			a, b, _, m := through(t)
+			var producers sync.WaitGroup
+			on, stop := context.WithCancel(t.Context())
+			producers.Go(func() {
+				for {
+					select {
+					case <-time.After(20 * time.Millisecond): // mirrored long before the next look
+						a.write("orders", 0, 1)
+					case <-on.Done():
+						return
+					}
+				}
+			})
+			refused(t, b, m, "the source has gone on from offset")
+			stop()
+			producers.Wait()
+			require.NoError(t, m.Promote(within(t, time.Minute), "orders"))
+			_, end := a.partition("orders", 0).Bounds()
+			require.Equal(t, end, state(t, m, "orders", 0).Position.Offset)
+		})
 	})
 }

@@ -308,13 +308,21 @@ func (p *Partition) producerEpoch(ctx context.Context, o txn.Open) (int16, error
 func (m *Mirror) promote(ctx context.Context, t *mirrorTopic) error {
 	pause := m.newBackoff()
 	var moved error
-	for quiet := 0; quiet < 2; { // two looks, so that a write between two answers is seen
+	ends := make(map[int32]int64)
+	for quiet := 0; quiet < 2; { // two looks, so that a write between two answers is seen, also if it has been mirrored since
 		moved = nil
 		for _, r := range t.partitions() {
 			if err := r.hopeless(); err != nil {
 				return fmt.Errorf("partition %d: %w", r.num, err)
 			}
-			if err := r.missing(ctx); err != nil {
+			end, err := r.missing(ctx)
+			if err == nil {
+				if before, ok := ends[r.num]; ok && end != before {
+					err = fmt.Errorf("the source has gone on from offset %d to %d", before, end)
+				}
+				ends[r.num] = end
+			}
+			if err != nil {
 				moved = errors.Join(moved, fmt.Errorf("partition %d: %w", r.num, err))
 			}
 		}
@@ -338,31 +346,30 @@ func (m *Mirror) promote(ctx context.Context, t *mirrorTopic) error {
 	return t.await(ctx, Stopped)
 }
 
-// missing says what of the source is not here yet; nil if nothing is.
-func (r *replica) missing(ctx context.Context) error {
+// missing says what of the source is not here yet; if nothing is, it answers the end.
+func (r *replica) missing(ctx context.Context) (end int64, err error) {
 	r.mu.Lock()
 	p, leader, epoch := r.part, r.leader, r.leaderEpoch
 	r.mu.Unlock()
 	if p == nil || leader < 0 || !r.settled() {
-		return errors.New("not mirroring yet")
+		return -1, errors.New("not mirroring yet")
 	}
 	a, err := r.epochEnd(ctx, leader, epoch, epoch)
 	if err != nil {
-		return err
+		return -1, err
 	}
-	_, end := p.Bounds()
+	_, end = p.Bounds()
 	lso, err := p.LastStableOffset(ctx)
 	switch {
 	case err != nil:
-		return err
 	case a.end < 0:
-		return fmt.Errorf("the source does not say where its leader epoch %d ends, so nobody can know that all is here", epoch)
+		err = fmt.Errorf("the source does not say where its leader epoch %d ends, so nobody can know that all is here", epoch)
 	case a.end != end:
-		return fmt.Errorf("the source ends at offset %d, here it is %d", a.end, end)
+		err = fmt.Errorf("the source ends at offset %d, here it is %d", a.end, end)
 	case lso != end:
-		return fmt.Errorf("a transaction is open since offset %d", lso)
+		err = fmt.Errorf("a transaction is open since offset %d", lso)
 	}
-	return nil
+	return end, err
 }
 
 func (r *replica) isTakenOver() bool {

@@ -241,8 +241,8 @@ func (m *Mirror) Remove(ctx context.Context, topics ...string) error {
 }
 
 // Promote is Remove for a planned move: it first waits until nothing that the source has acknowledged is missing here, in two looks at
-// the leaders' real ends, and no transaction is open. WARNING: the topics become writable here. The producers at the source must
-// have been stopped. When ctx ends first, its error says what still moved, and nothing has changed.
+// the leaders' real ends between which they have not moved, and no transaction is open. WARNING: the topics become writable here. The
+// producers at the source must have been stopped. When ctx ends first, its error says what still moved, and nothing has changed.
 func (m *Mirror) Promote(ctx context.Context, topics ...string) error {
 	return m.each(ctx, topics, func(ctx context.Context, name string) error {
 		t := m.topic(name)
