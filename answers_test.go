@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 
 	"github.com/clustermirror/mirror"
 	"github.com/clustermirror/mirror/internal/wire"
+	"github.com/clustermirror/mirror/memlog"
 )
 
 // Sources that are old, deny, lie or are broken in one point, at the level of a whole mirror.
@@ -60,8 +62,7 @@ func TestOffsetsWithoutEpochsAlignNothing(t *testing.T) {
 			require.ErrorAs(t, err, &re)
 			require.Equal(t, []mirror.Range{{Partition: 0, From: 0, To: 13}}, re.Ranges)
 			untouched(t, a, back)
-			asked, _ := p.counts(wire.KeyLastMirroredOffsets)
-			require.Positive(t, asked)
+			require.Positive(t, p.count(wire.KeyLastMirroredOffsets))
 
 			p.speaks(map[int16]int16{wire.KeyDescribeMirrors: -1}) // a newer one: with epochs
 			require.NoError(t, back.AddTopics(t.Context(), "orders"))
@@ -338,8 +339,7 @@ func TestASourceWithoutBoundsIsWaitedFor(t *testing.T) {
 			a, b, p, m := through(t)
 			everyOffset(p, nothing)
 			require.ErrorIs(t, m.WaitCaughtUp(within(t, time.Hour)), context.DeadlineExceeded)
-			asked, _ := p.counts(2)
-			require.Less(t, asked, 10_000)
+			require.Less(t, p.count(2), 10_000)
 			p.honest()
 			caughtUp(t, m)
 			equal(t, a, b, "orders", 1)
@@ -428,4 +428,69 @@ func TestPromoteEndsOnlyWhereTheSourceRests(t *testing.T) {
 			require.Equal(t, end, state(t, m, "orders", 0).Position.Offset)
 		})
 	})
+}
+
+// A source that claims to have more, and delivers nothing: seen from outside all is well, so it must be told, and kept told.
+func TestASourceThatDeliversNothingIsAStall(t *testing.T) {
+	for name, late := range map[string]time.Duration{"answers at once": 0, "answers late": 400 * time.Millisecond} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				a, ev := newSource(t), new(events)
+				a.create("orders", 2) // the other one is well all the time
+				a.write("orders", 0, 10)
+				p := a.peer()
+				m := mirrorOf(t, p.Source(), memlog.New(), mirror.OnEvent(ev.add), mirror.RefreshInterval(24*time.Hour))
+				require.NoError(t, m.AddTopics(t.Context(), "orders"))
+				caughtUp(t, m)
+				eventually(t, "well", func() bool { return state(t, m, "orders", 0).Health == mirror.OK })
+
+				var sessions atomic.Int64
+				alter(p, func(req *kmsg.FetchRequest, resp *kmsg.FetchResponse) {
+					if req.SessionEpoch == 0 {
+						sessions.Add(1)
+					}
+					for i := range resp.Topics {
+						for j := range resp.Topics[i].Partitions {
+							if v := &resp.Topics[i].Partitions[j]; v.Partition == 0 {
+								pass(late)
+								v.RecordBatches = nil
+							}
+						}
+					}
+				})
+				a.write("orders", 0, 5)
+				pass(30 * time.Second)
+				require.Equal(t, mirror.CatchingUp, state(t, m, "orders", 0).Health)
+				metadata := p.count(3)
+				eventually(t, "stalled", func() bool { return state(t, m, "orders", 0).Health == mirror.Stalled })
+				for range 1000 { // whatever empty answers come
+					pass(3 * time.Second)
+					st := state(t, m, "orders", 0)
+					require.Equal(t, mirror.Stalled, st.Health)
+					require.Equal(t, mirror.Mirroring, st.State)
+					require.Equal(t, int64(5), st.Lag)
+					require.Contains(t, st.Reason, "source end 15, mirrored to 10, and no record for")
+				}
+				told := ev.of(mirror.HealthChanged)
+				require.Len(t, told, 1)
+				require.Equal(t, string(mirror.Stalled), told[0].After)
+				require.ErrorContains(t, told[0].Err, "source end 15")
+				require.InDelta(t, metadata+40, p.count(3), 15, "fresh metadata were asked for, again and again")
+				require.InDelta(t, 40, sessions.Load(), 15, "and connections made anew")
+				require.Less(t, p.count(1), 10_000)
+
+				everyFetch(p, func(v *kmsg.FetchResponseTopicPartition) { v.HighWatermark += 100 })
+				eventually(t, "progress", func() bool { return state(t, m, "orders", 0).End == 15 })
+				require.Equal(t, mirror.CatchingUp, state(t, m, "orders", 0).Health)
+				p.honest()
+				a.write("orders", 0, 1)
+				a.write("orders", 1, 1)
+				caughtUp(t, m)
+				requireSame(t, a, m, "orders", 2)
+				eventually(t, "well again", func() bool { return state(t, m, "orders", 0).Health == mirror.OK })
+				require.Len(t, ev.of(mirror.HealthChanged), 2)
+				require.Empty(t, ev.of(mirror.DataLoss))
+			})
+		})
+	}
 }

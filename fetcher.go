@@ -385,6 +385,8 @@ func (f *fetcher) check(resp *wire.Response, progress func()) (work []fetched) {
 			progress()
 		}
 		switch {
+		case err == nil && full == 0 && a.HighWatermark > c.next:
+			f.hold(c) // it claims to have more and sends nothing: asked again at once, it might go on so for ever
 		case err == nil:
 			if len(v.bytes) > 0 || v.gap >= 0 {
 				f.place(c)

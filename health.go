@@ -50,8 +50,11 @@ func (r *replica) seen(start, end, ours int64) {
 	} else if !behind {
 		r.moved = now // it falls behind now
 	}
+	still := h == CatchingUp && r.health == Stalled && now.Sub(r.moved) > r.m.opts.stallAfter
 	r.mu.Unlock()
-	r.feel(h, nil)
+	if !still { // an answer without records ends no stall
+		r.feel(h, nil)
+	}
 }
 
 // progressed says that records were appended.
@@ -63,7 +66,8 @@ func (r *replica) progressed(bytes int) {
 	r.recovered()
 }
 
-// watch finds partitions that are behind and get nothing: fresh metadata and a new connection may help, and someone should know.
+// watch finds partitions that are behind and get nothing: fresh metadata and a new connection may help, again and again while the source
+// answers, and someone should know.
 func (m *Mirror) watch(now time.Time) {
 	stalled := make(map[*fetcher]bool)
 	for _, t := range m.mustAll() {
@@ -74,7 +78,12 @@ func (m *Mirror) watch(now time.Time) {
 			if p != nil {
 				_, ours = p.Bounds()
 			}
-			stuck := r.stored.state == Mirroring && r.health == CatchingUp && r.sourceEnd > ours && since > m.opts.stallAfter
+			fresh := r.health == CatchingUp
+			stuck := r.stored.state == Mirroring && (fresh || r.health == Stalled) && r.sourceEnd > ours && since > m.opts.stallAfter
+			prod := stuck && (fresh || r.heard.After(r.prodded) && now.Sub(r.prodded) > m.opts.stallAfter)
+			if prod {
+				r.prodded = now
+			}
 			sourceEnd := r.sourceEnd
 			if p != nil {
 				r.hung = p.hung(now, ours >= sourceEnd, r.sourceLSO)
@@ -84,7 +93,7 @@ func (m *Mirror) watch(now time.Time) {
 				continue
 			}
 			r.feel(Stalled, fmt.Errorf("source end %d, mirrored to %d, and no record for %v", sourceEnd, ours, since.Round(time.Second)))
-			if f != nil {
+			if f != nil && prod {
 				stalled[f] = true
 			}
 		}

@@ -71,11 +71,11 @@ func (p *peer) hangUp() {
 	}
 }
 
-// counts are how many requests of a kind there were, and how many connections.
-func (p *peer) counts(key int16) (asked, dials int) {
+// count is how many requests of a kind there were.
+func (p *peer) count(key int16) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.asked[key], len(p.conns)
+	return p.asked[key]
 }
 
 // Source is the source as seen through the peer.

@@ -53,6 +53,7 @@ type replica struct {
 	moved       time.Time // the last append, or the moment it fell behind
 	whole       time.Time // when it last held all that the source had
 	heard       time.Time // when the source last answered for it
+	prodded     time.Time // when a new connection was last made because it is stalled
 	health      Health
 	trouble     error // why it doesn't get on
 }
