@@ -2,13 +2,16 @@ package mirror_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/segmentio/kafka-go"
+	"github.com/segmentio/kafka-go/sasl"
 	"github.com/stretchr/testify/require"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
@@ -493,4 +496,139 @@ func TestASourceThatDeliversNothingIsAStall(t *testing.T) {
 			})
 		})
 	}
+}
+
+// tokens is a SASL mechanism with a new token for each connection, from a place that may be away.
+type tokens struct {
+	failed atomic.Int64
+
+	mu    sync.Mutex
+	asked int
+	away  bool
+	once  bool // and back for the next one
+}
+
+func (k *tokens) Name() string { return "OAUTHBEARER" }
+
+func (k *tokens) Start(context.Context) (sasl.StateMachine, []byte, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.asked++
+	if k.away {
+		k.away = !k.once
+		k.failed.Add(1)
+		return nil, nil, errors.New("token endpoint: 503")
+	}
+	return k, fmt.Appendf(nil, "secret-%d", k.asked), nil
+}
+
+func (k *tokens) Next(context.Context, []byte) (bool, []byte, error) { return true, nil, nil }
+
+func (k *tokens) set(away, once bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.away, k.once = away, once
+}
+
+// Sessions that the source ends, each login with a new token, and a renewal that fails: the connection is made again after a pause, and
+// the copy goes on without gap or repetition.
+func TestSASLSessionsEndAndARenewalFails(t *testing.T) {
+	for name, away := range map[string]time.Duration{"once": 0, "for five minutes": 5 * time.Minute} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				a, ev, k := newSource(t), new(events), new(tokens)
+				a.create("orders", 2)
+				p := a.peer()
+				alter(p, func(_ *kmsg.SASLHandshakeRequest, resp *kmsg.SASLHandshakeResponse) { resp.ErrorCode = 0 })
+				var logins sync.Map
+				alter(p, func(req *kmsg.SASLAuthenticateRequest, resp *kmsg.SASLAuthenticateResponse) {
+					resp.ErrorCode = 0
+					if _, again := logins.LoadOrStore(string(req.SASLAuthBytes), true); again {
+						resp.ErrorCode = int16(kafka.SASLAuthenticationFailed) // a token holds for one session
+					}
+				})
+				src := p.Source()
+				src.Transport.SASL = k
+				src.Transport.Dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
+					c, err := p.dial(ctx, network, addr)
+					if err == nil {
+						time.AfterFunc(3*time.Second, func() { c.Close() }) // connections.max.reauth.ms
+					}
+					return c, err
+				}
+				m := mirrorOf(t, src, memlog.New(), mirror.OnEvent(ev.add))
+				require.NoError(t, m.AddTopics(t.Context(), "orders"))
+				write := func(d time.Duration) {
+					for end := time.Now().Add(d); time.Now().Before(end); pass(100 * time.Millisecond) {
+						a.write("orders", 0, 3)
+						a.write("orders", 1, 1, 2)
+					}
+				}
+				write(10 * time.Second)
+				require.Empty(t, ev.of(mirror.HealthChanged), "an ordinary end of a session is no event")
+				k.set(true, away == 0)
+				write(5*time.Second + away)
+				if away > 0 {
+					for num := range int32(2) {
+						st := state(t, m, "orders", num)
+						require.Equal(t, mirror.Unreachable, st.Health)
+						require.Equal(t, mirror.Mirroring, st.State)
+						require.Contains(t, st.Reason, "token endpoint: 503")
+					}
+					require.Less(t, k.failed.Load(), int64(100), "with growing pauses")
+				}
+				k.set(false, false)
+				require.Positive(t, k.failed.Load())
+				write(time.Minute) // many sessions more
+				caughtUp(t, m)
+				requireSame(t, a, m, "orders", 2)
+				for num := range int32(2) {
+					st := state(t, m, "orders", num)
+					require.Equal(t, mirror.Mirroring, st.State)
+					require.NotEqual(t, mirror.Unreachable, st.Health)
+					require.Zero(t, st.Totals)
+					require.Equal(t, int64(len(content(t, a.partition("orders", num), 0))), st.Bytes, "nothing was fetched twice")
+				}
+				told := ev.of(mirror.HealthChanged)
+				require.Len(t, told, 4, "away and back, for each partition")
+				for _, e := range told[:2] {
+					require.Equal(t, string(mirror.Unreachable), e.After)
+					require.ErrorContains(t, e.Err, "token endpoint: 503")
+				}
+				require.NotContains(t, fmt.Sprint(told, m.Describe()), "secret-")
+			})
+		})
+	}
+}
+
+// A source that hangs up again as soon as it has answered is no source that ends a session: it is told, and not asked at once.
+func TestConnectionsThatHardlyServeAreTrouble(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		a, ev := newSource(t), new(events)
+		a.create("orders", 1)
+		a.write("orders", 0, 10)
+		p := a.peer()
+		var short atomic.Bool
+		src := p.Source()
+		src.Transport.Dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			c, err := p.dial(ctx, network, addr)
+			if err == nil && short.Load() {
+				time.AfterFunc(20*time.Millisecond, func() { c.Close() })
+			}
+			return c, err
+		}
+		m := mirrorOf(t, src, memlog.New(), mirror.OnEvent(ev.add), mirror.FetchWait(time.Millisecond))
+		require.NoError(t, m.AddTopics(t.Context(), "orders"))
+		caughtUp(t, m)
+		short.Store(true)
+		p.hangUp()
+		before := p.count(18)
+		pass(time.Hour)
+		require.Less(t, p.count(18)-before, 1000)
+		require.NotEmpty(t, ev.of(mirror.HealthChanged))
+		short.Store(false)
+		a.write("orders", 0, 5)
+		caughtUp(t, m)
+		requireSame(t, a, m, "orders", 1)
+	})
 }

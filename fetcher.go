@@ -36,6 +36,7 @@ type fetcher struct {
 	since   time.Time            // when the first of them was
 	blind   bool                 // the broker can't compare epochs when it answers a fetch: we ask before we fetch
 	session *wire.Session        // nil while there is no connection
+	served  time.Time            // when the connection first brought an answer
 }
 
 // cursor is where fetching of one partition goes on.
@@ -227,6 +228,10 @@ func (f *fetcher) run(ctx context.Context) {
 		if err == nil || f.asked.CompareAndSwap(true, false) {
 			continue
 		}
+		// Brokers end connections, with SASL sessions for instance: of one that served until now, the next will tell if it is trouble.
+		if wire.Lost(err) && !f.served.IsZero() && time.Since(f.served) > f.m.opts.backoffMin {
+			continue
+		}
 		for r := range f.cursors {
 			f.m.troubled(r, err)
 		}
@@ -243,6 +248,7 @@ func (f *fetcher) run(ctx context.Context) {
 // fetch runs one connection: the next request is on its way while the last answer is appended. It ends with an error of the
 // connection, or nil when nothing is left to fetch.
 func (f *fetcher) fetch(ctx context.Context, progress func()) error {
+	f.served = time.Time{}
 	speaks, err := f.m.client.Versions(ctx, f.broker)
 	if err != nil {
 		return err
@@ -256,7 +262,6 @@ func (f *fetcher) fetch(ctx context.Context, progress func()) error {
 		}
 	}
 	var last answered
-	served := false
 	defer func() { f.append(ctx, last) }()
 	for {
 		f.readNotes()
@@ -273,8 +278,8 @@ func (f *fetcher) fetch(ctx context.Context, progress func()) error {
 		if err != nil {
 			return err
 		}
-		if !served {
-			served = true
+		if f.served.IsZero() {
+			f.served = time.Now()
 			for r := range f.cursors { // an answer names only partitions with news: all others are served too
 				f.m.reached(r)
 			}

@@ -148,9 +148,11 @@ func TestSilentSourceIsUnreachableAndRecovers(t *testing.T) {
 		}), memlog.New(), mirror.RequestTimeout(5*time.Second))
 		require.NoError(t, m.AddTopics(t.Context(), "orders"))
 		caughtUp(t, m)
+		pass(time.Second) // no metadata are under way
 		silent.Store(true)
 		s.write("orders", 0, 3)
-		eventually(t, "unreachable", func() bool { return state(t, m, "orders", 0).Health == mirror.Unreachable })
+		pass(6 * time.Second) // one request time-out, and not another on a new connection
+		require.Equal(t, mirror.Unreachable, state(t, m, "orders", 0).Health)
 		require.Equal(t, mirror.Mirroring, state(t, m, "orders", 0).State)
 		silent.Store(false)
 		caughtUp(t, m)

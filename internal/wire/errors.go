@@ -120,8 +120,8 @@ func CodeError(code int16) error {
 	return Code(code)
 }
 
-// lost tells a connection that broke from a broker that answered nonsense, or not at all.
-func lost(err error) bool {
+// Lost tells a connection that broke from a broker that answered nonsense, or not at all.
+func Lost(err error) bool {
 	var e *Error
 	return errors.As(err, &e) && !errors.Is(err, ErrProtocol) && !errors.Is(err, os.ErrDeadlineExceeded)
 }

@@ -194,7 +194,7 @@ func (c *Client) ask(ctx context.Context, to address, req kmsg.Request, floor, m
 		k.close()
 		// Brokers close idle connections. That a used one is gone says nothing about the broker: ask again, and as each
 		// turn takes one from the pool, the last try is a new one.
-		if reused && lost(err) && ctx.Err() == nil {
+		if reused && Lost(err) && ctx.Err() == nil {
 			continue
 		}
 		return nil, err
