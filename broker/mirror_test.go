@@ -2,10 +2,15 @@ package broker_test
 
 import (
 	"context"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/clustermirror/mirror"
 	"github.com/clustermirror/mirror/broker"
@@ -149,12 +154,119 @@ func TestLastMirroredPositionsAreTold(t *testing.T) {
 	require.Equal(t, wire.LastMirroredPartition{Epoch: -1, Offset: -1}, older(1, "another"))
 }
 
+// What is asked about and is not there is named, or left out where the message has no room for it; it is never another answer's.
+func TestQuestionsAboutMirrorsThatAreNotThere(t *testing.T) {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	source, dest, m := pair(t, "payments")
+	from, to := dial(t, source, "node-1"), dial(t, dest, "node-1")
+	require.Zero(t, createTopics(from, 7, false, newTopic("orders", 2, 1))["orders"].ErrorCode)
+	from.write("orders", 0, records(7))
+	require.NoError(t, m.AddTopics(ctx, "orders"))
+	require.NoError(t, m.WaitCaughtUp(ctx))
+	id, strange := topicID(t, from, "orders"), [16]byte{1}
+
+	lookup := func(id [16]byte, partitions ...int32) []wire.TopicPartitions {
+		return []wire.TopicPartitions{{ID: id, Partitions: partitions}}
+	}
+	for name, c := range map[string]struct {
+		req  wire.DescribeMirrorsRequest
+		want map[string]int16 // error codes by mirror
+		told int              // partitions
+	}{
+		"all":                          {wire.DescribeMirrorsRequest{}, map[string]int16{"dr": 0}, 2},
+		"none":                         {wire.DescribeMirrorsRequest{Mirrors: []string{}}, map[string]int16{}, 0},
+		"one, and one that is not":     {wire.DescribeMirrorsRequest{Mirrors: []string{"dr", "x"}}, map[string]int16{"dr": 0, "x": 137}, 2},
+		"one that is not":              {wire.DescribeMirrorsRequest{Mirrors: []string{"x"}}, map[string]int16{"x": 137}, 0},
+		"of its source":                {wire.DescribeMirrorsRequest{ClusterID: "source"}, map[string]int16{"dr": 0}, 2},
+		"of another source":            {wire.DescribeMirrorsRequest{ClusterID: "x"}, map[string]int16{}, 0},
+		"the partition":                {wire.DescribeMirrorsRequest{Lookups: lookup(id, 0)}, map[string]int16{"dr": 0}, 1},
+		"twice":                        {wire.DescribeMirrorsRequest{Lookups: lookup(id, 0, 0)}, map[string]int16{"dr": 0}, 1},
+		"a partition that is not":      {wire.DescribeMirrorsRequest{Lookups: lookup(id, 5, -1)}, map[string]int16{"dr": 0}, 0},
+		"a topic that is not":          {wire.DescribeMirrorsRequest{Lookups: lookup(strange, 0)}, map[string]int16{"dr": 0}, 0},
+		"no partition":                 {wire.DescribeMirrorsRequest{Lookups: []wire.TopicPartitions{}}, map[string]int16{"dr": 0}, 0},
+		"another source and partition": {wire.DescribeMirrorsRequest{ClusterID: "x", Lookups: lookup(id, 0)}, map[string]int16{}, 0},
+	} {
+		resp := ask[*wire.DescribeMirrorsResponse](to, &c.req)
+		got, told := make(map[string]int16), 0
+		for _, v := range resp.Mirrors {
+			got[v.Name] = v.ErrorCode
+			for _, topic := range v.Topics {
+				told += len(topic.Partitions)
+			}
+		}
+		require.Zero(t, resp.ErrorCode, name)
+		require.Equal(t, c.want, got, name)
+		require.Equal(t, c.told, told, name)
+	}
+
+	unknown := wire.LastMirroredPartition{Epoch: -1, Offset: -1}
+	older := func(version int16, topics []wire.TopicPartitions) (list []wire.LastMirroredPartition) {
+		resp := ask[*wire.LastMirroredOffsetsResponse](to, &wire.LastMirroredOffsetsRequest{Version: version, ClusterID: "source", Topics: topics})
+		require.Zero(t, resp.ErrorCode)
+		for _, topic := range resp.Topics {
+			list = append(list, topic.Partitions...)
+		}
+		return list
+	}
+	for version := range int16(2) {
+		require.Equal(t, []wire.LastMirroredPartition{unknown}, older(version, lookup(id, 0)), "while it is mirrored there is no last position")
+	}
+	require.NoError(t, m.Remove(ctx, "orders"))
+	at := wire.LastMirroredPartition{Offset: 7}
+	require.Equal(t, []wire.LastMirroredPartition{at, at}, older(1, lookup(id, 0, 0)))
+	require.Equal(t, []wire.LastMirroredPartition{{Partition: 5, Epoch: -1, Offset: -1}, {Partition: -1, Epoch: -1, Offset: -1}}, older(1, lookup(id, 5, -1)))
+	require.Equal(t, []wire.LastMirroredPartition{unknown}, older(1, lookup(strange, 0)))
+	require.Empty(t, older(1, nil))
+	require.NoError(t, m.Resume(ctx, "orders"))
+	require.Equal(t, []wire.LastMirroredPartition{unknown}, older(1, lookup(id, 0)), "it is mirrored again")
+}
+
+// Versions that are not served, and bodies cut short, end their connection and no other; nothing of them is answered.
+func TestQuestionsAboutMirrorsThatAreBroken(t *testing.T) {
+	b := start(t, newHost(), nil)
+	well := dial(t, b, "node-1")
+	refused := func(frame []byte, what string) {
+		t.Helper()
+		nc, err := b.Dial(context.Background(), "tcp", "node-1:9092")
+		require.NoError(t, err)
+		defer nc.Close()
+		binary.BigEndian.PutUint32(frame, uint32(len(frame)-4))
+		_, err = nc.Write(frame)
+		require.NoError(t, err)
+		_, err = nc.Read(make([]byte, 1))
+		require.ErrorIs(t, err, io.EOF, what)
+	}
+	lookups := []wire.TopicPartitions{{ID: [16]byte{9}, Partitions: []int32{0, 5}}}
+	for _, req := range []kmsg.Request{
+		&wire.DescribeMirrorsRequest{Mirrors: []string{"dr"}, ClusterID: "B", Lookups: lookups},
+		&wire.LastMirroredOffsetsRequest{ClusterID: "B", Topics: lookups},
+		&wire.LastMirroredOffsetsRequest{Version: 1, ClusterID: "B", Topics: lookups},
+	} {
+		frame := kmsg.NewRequestFormatter().AppendRequest(nil, req, 1)
+		for n := len(frame) - len(req.AppendTo(nil)); n < len(frame); n++ {
+			refused(slices.Clone(frame[:n]), fmt.Sprintf("%T cut to %d bytes", req, n))
+		}
+		for _, version := range []int16{-1, req.MaxVersion() + 1} {
+			binary.BigEndian.PutUint16(frame[6:], uint16(version))
+			refused(frame, fmt.Sprintf("%T version %d", req, version))
+			req.SetVersion(version)
+			_, err := b.Handle(context.Background(), broker.Client{}, req)
+			require.ErrorContains(t, err, "not handled")
+		}
+	}
+	require.Zero(t, ask[*wire.DescribeMirrorsResponse](well, &wire.DescribeMirrorsRequest{}).ErrorCode)
+}
+
 // A denied question must never look like "no position".
 func TestPositionsNeedTheRightToReadTheCluster(t *testing.T) {
 	b := start(t, newHost(), nil, broker.Authorize(func(_, operation, resource string) bool {
 		return operation+" "+resource != "Read Cluster:kafka-cluster"
 	}))
 	w := dial(t, b, "node-1")
-	require.Equal(t, int16(31), ask[*wire.DescribeMirrorsResponse](w, &wire.DescribeMirrorsRequest{}).ErrorCode)
+	denied := ask[*wire.DescribeMirrorsResponse](w, &wire.DescribeMirrorsRequest{Mirrors: []string{"x"}})
+	require.Equal(t, int16(31), denied.ErrorCode)
+	require.Contains(t, denied.ErrorMessage, "User:local")
+	require.Empty(t, denied.Mirrors)
 	require.Equal(t, int16(31), ask[*wire.LastMirroredOffsetsResponse](w, &wire.LastMirroredOffsetsRequest{Version: 1}).ErrorCode)
 }
