@@ -632,3 +632,166 @@ func TestConnectionsThatHardlyServeAreTrouble(t *testing.T) {
 		requireSame(t, a, m, "orders", 1)
 	})
 }
+
+// Failback against a source that lies about its epochs: whatever it says, nothing goes unreported, nothing foreign comes in, and once it
+// says what is true the logs are the same.
+func TestFailbackAgainstASourceThatLiesAboutEpochs(t *testing.T) {
+	position := func(p *peer, offset int64) {
+		alter(p, func(_ *wire.DescribeMirrorsRequest, resp *wire.DescribeMirrorsResponse) {
+			resp.Mirrors[0].Topics[0].Partitions[0].LastMirrorOffset = offset
+		})
+	}
+	for name, lie := range map[string]func(*kmsg.OffsetForLeaderEpochResponseTopicPartition){
+		"an epoch above the one it was asked for": func(v *kmsg.OffsetForLeaderEpochResponseTopicPartition) { v.LeaderEpoch = 1 << 20 },
+		"an epoch without an end":                 func(v *kmsg.OffsetForLeaderEpochResponseTopicPartition) { v.EndOffset = -1 },
+		"an end without an epoch":                 func(v *kmsg.OffsetForLeaderEpochResponseTopicPartition) { v.LeaderEpoch = -1 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				a, b, p, back := torn(t)
+				everyEpochEnd(p, lie)
+				require.NoError(t, back.AddTopics(t.Context(), "orders"))
+				pass(time.Hour)
+				st := state(t, back, "orders", 0)
+				require.Equal(t, []any{mirror.Preparing, mirror.Unreachable}, []any{st.State, st.Health})
+				require.Contains(t, st.Reason, "end of epoch 0 of orders-0")
+				require.Equal(t, int64(10), st.End, "cut by the position alone")
+				require.Error(t, a.c.CheckWrite("orders", 0))
+				p.honest()
+				cutAt10(t, a, b, back)
+			})
+		})
+	}
+	t.Run("an end that keeps what is not its own", func(t *testing.T) {
+		inBubble(t, func(t *testing.T) {
+			a, b, p, back := torn(t)
+			position(p, 13)
+			everyEpochEnd(p, func(v *kmsg.OffsetForLeaderEpochResponseTopicPartition) { v.EndOffset = 13 })
+			require.NoError(t, back.AddTopics(t.Context(), "orders"))
+			st := inState(t, back, 0, mirror.Failed) // its fetch answers say otherwise, time and again
+			require.True(t, st.NeedsWord)
+			require.Contains(t, st.Reason, "orders-0")
+			require.Contains(t, st.Reason, "Recover")
+			require.Equal(t, int64(13), st.End)
+			require.Zero(t, st.Totals)
+			require.Error(t, a.c.CheckWrite("orders", 0))
+			p.honest()
+			require.NoError(t, back.Recover(t.Context(), "orders"))
+			inState(t, back, 0, mirror.Mirroring)
+			cutAt10(t, a, b, back)
+		})
+	})
+	t.Run("an end that drops what was mirrored", func(t *testing.T) {
+		inBubble(t, func(t *testing.T) {
+			a, b, p, back := torn(t)
+			everyEpochEnd(p, func(v *kmsg.OffsetForLeaderEpochResponseTopicPartition) { v.EndOffset = 0 })
+			require.NoError(t, back.AddTopics(t.Context(), "orders"))
+			caughtUp(t, back)
+			equal(t, a, b, "orders", 1)
+			require.Equal(t, mirror.Totals{Cut: 13, Cuts: 2}, state(t, back, "orders", 0).Totals, "all was fetched again, and told")
+		})
+	})
+	t.Run("an end that would adopt", func(t *testing.T) {
+		inBubble(t, func(t *testing.T) {
+			a, _, p, back := torn(t)
+			p.speaks(map[int16]int16{wire.KeyDescribeMirrors: -1, wire.KeyLastMirroredOffsets: -1})
+			everyEpochEnd(p, func(v *kmsg.OffsetForLeaderEpochResponseTopicPartition) { v.EndOffset = 13 })
+			require.ErrorIs(t, back.AddTopics(t.Context(), "orders"), mirror.ErrNoProof, "the bytes count")
+			untouched(t, a, back)
+		})
+	})
+}
+
+// Failback to a source that keeps no positions of this host: refused with the ranges, and Overwrite says what it costs.
+func TestFailbackToASourceWithoutPositions(t *testing.T) {
+	for name, silence := range map[string]func(*peer){
+		"it knows no mirrors": func(p *peer) {
+			p.speaks(map[int16]int16{wire.KeyDescribeMirrors: -1, wire.KeyLastMirroredOffsets: -1})
+		},
+		"it has forgotten its mirrors": func(p *peer) {
+			alter(p, func(_ *wire.DescribeMirrorsRequest, resp *wire.DescribeMirrorsResponse) { resp.Mirrors = nil })
+		},
+		"it does not say where it mirrored from": func(p *peer) {
+			alter(p, func(_ *wire.DescribeMirrorsRequest, resp *wire.DescribeMirrorsResponse) {
+				resp.Mirrors[0].SourceClusterID = ""
+			})
+		},
+		"it mirrored from another cluster": func(p *peer) {
+			alter(p, func(_ *wire.DescribeMirrorsRequest, resp *wire.DescribeMirrorsResponse) {
+				resp.Mirrors[0].SourceClusterID = "x"
+			})
+		},
+		"its position is unknown": func(p *peer) {
+			alter(p, func(_ *wire.DescribeMirrorsRequest, resp *wire.DescribeMirrorsResponse) {
+				part := &resp.Mirrors[0].Topics[0].Partitions[0]
+				part.LastMirrorEpoch, part.LastMirrorOffset = -1, -1
+			})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				a, b, p, back := torn(t)
+				silence(p)
+				err := back.AddTopics(t.Context(), "orders")
+				require.ErrorIs(t, err, mirror.ErrNoProof)
+				var re *mirror.RangeError
+				require.ErrorAs(t, err, &re)
+				require.Equal(t, []mirror.Range{{Partition: 0, From: 0, To: 13}}, re.Ranges)
+				var te *mirror.TopicError
+				require.ErrorAs(t, err, &te)
+				require.Contains(t, te.Next, "Overwrite")
+				untouched(t, a, back)
+				require.NoError(t, back.Overwrite(t.Context(), "orders"))
+				caughtUp(t, back)
+				equal(t, a, b, "orders", 1)
+				require.Equal(t, mirror.Totals{Lost: 13, Cuts: 1}, state(t, back, "orders", 0).Totals)
+			})
+		})
+	}
+}
+
+// Failback to what is not the other side: refused at whichever look it shows, with everything as it was.
+func TestFailbackToAnotherCluster(t *testing.T) {
+	t.Run("not the one that is meant", func(t *testing.T) {
+		inBubble(t, func(t *testing.T) {
+			a, _, p, back := torn(t)
+			require.NoError(t, back.Close())
+			src := p.Source()
+			src.ClusterID = "the other side"
+			back, err := a.c.Mirror("meant", src)
+			require.NoError(t, err)
+			require.ErrorIs(t, back.AddTopics(t.Context(), "orders"), mirror.ErrWrongCluster)
+			untouched(t, a, back)
+		})
+	})
+	for look := 1; look <= 5; look++ { // what Start has found is remembered
+		t.Run(fmt.Sprintf("another one from question %d on", look), func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				a, b, p, back := torn(t)
+				pass(time.Second) // whatever Start asks
+				var looks atomic.Int64
+				alter(p, func(_ *kmsg.MetadataRequest, resp *kmsg.MetadataResponse) {
+					if looks.Add(1) >= int64(look) {
+						resp.ClusterID = new("another")
+					}
+				})
+				require.ErrorIs(t, back.AddTopics(t.Context(), "orders"), mirror.ErrWrongCluster)
+				untouched(t, a, back)
+				p.honest()
+				require.NoError(t, back.AddTopics(t.Context(), "orders"))
+				cutAt10(t, a, b, back)
+			})
+		})
+	}
+	t.Run("one with a copy of the topic", func(t *testing.T) {
+		inBubble(t, func(t *testing.T) {
+			a, _, _, _ := torn(t)
+			stranger := newSource(t)
+			require.NoError(t, stranger.host.EnsureTopic(t.Context(), mirror.Topic{Name: "orders", ID: topicID(t, a.host, "orders"), Partitions: 1}))
+			stranger.write("orders", 0, 20)
+			other := linked(t, "other", a, stranger)
+			require.ErrorIs(t, other.AddTopics(t.Context(), "orders"), mirror.ErrNoProof)
+			untouched(t, a, other)
+		})
+	})
+}

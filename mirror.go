@@ -318,7 +318,7 @@ func (m *Mirror) Recover(ctx context.Context, topics ...string) error {
 		for _, r := range t.partitions() {
 			r.mu.Lock()
 			if r.stored.state == Failed {
-				r.stored.decide, r.stored.tries, r.mayCut = false, 0, true
+				r.stored.decide, r.stored.tries, r.realigned, r.mayCut = false, 0, 0, true
 				r.retry = nil
 				if r.timer != nil {
 					r.timer.Stop()
