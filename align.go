@@ -262,6 +262,9 @@ type cutEntry struct {
 
 // cutBack drops what is not the source's.
 func (r *replica) cutBack(ctx context.Context, p *Partition, l lineage, to int64, reason string) error {
+	if err := r.sameTopic(ctx); err != nil {
+		return err
+	}
 	return r.carryOut(ctx, p, cutEntry{From: to, To: l.end, Target: to, Reset: to < l.start, Reason: reason})
 }
 
@@ -271,7 +274,31 @@ func (r *replica) resetTo(ctx context.Context, p *Partition, l lineage, start in
 	if start > l.end {
 		e.From, e.To = l.end, start // the source no longer has what is dropped here, nor what was never got
 	}
+	if err := r.sameTopic(ctx); err != nil {
+		return err
+	}
 	return r.carryOut(ctx, p, e)
+}
+
+// sameTopic makes sure that what the source has said of offsets and epochs was said of our topic, and not of another one that was made
+// under its name: those questions go by name. The partition's leader is asked, whose metadata are no older than its answers.
+func (r *replica) sameTopic(ctx context.Context) error {
+	r.mu.Lock()
+	leader := r.leader
+	r.mu.Unlock()
+	ctx, done := r.question(ctx)
+	defer done()
+	meta, err := r.m.client.TopicAt(ctx, leader, r.t.name)
+	if err == nil {
+		err = meta.Err
+	}
+	if id := TopicID(meta.ID); err == nil && id != (TopicID{}) && id != r.t.id {
+		err = fmt.Errorf("it has another one by now, %s", id)
+	}
+	if err != nil {
+		return r.asked("the topic", leader, err)
+	}
+	return nil
 }
 
 // carryOut persists what is going to be dropped, drops it, and reports it.

@@ -11,6 +11,7 @@ import (
 	"math"
 	"regexp"
 	"slices"
+	"strings"
 	"sync"
 
 	"golang.org/x/sync/errgroup"
@@ -231,6 +232,16 @@ func (c *Coordinator) topic(ctx context.Context, name string, partition int32) (
 	return t, nil
 }
 
+// Topics are the topics of the host, by name, the state topic included. A topic that the host has deleted is found out here, or when
+// its log is next used: its partitions are forgotten, and those of another one that was made under its name take their place.
+func (c *Coordinator) Topics(ctx context.Context) ([]Topic, error) {
+	topics, err := c.listTopics(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return slices.SortedFunc(maps.Values(topics), func(a, b Topic) int { return strings.Compare(a.Name, b.Name) }), nil
+}
+
 func (c *Coordinator) listTopics(ctx context.Context) (map[string]Topic, error) {
 	c.mu.Lock()
 	before := c.opens
@@ -279,14 +290,21 @@ func (c *Coordinator) opened(topic string, num int32) *Partition {
 	}
 }
 
-// evict forgets an open partition whose log is no more.
+// evict forgets an open partition whose log is no more. Who waits for it is told.
 func (c *Coordinator) evict(p *Partition) {
 	key := partitionKey{p.topic, p.num}
 	c.mu.Lock()
-	if o := c.parts[key]; o != nil && o.part == p {
+	o := c.parts[key]
+	current := o != nil && o.part == p
+	if current {
 		delete(c.parts, key)
+		c.topics = nil // another topic may have the name by now
 	}
 	c.mu.Unlock()
+	if !current {
+		return
+	}
+	close(p.gone)
 	if err := p.log.Close(); err != nil {
 		c.log.Warn("close the log of a partition that is gone", "partition", p.String(), "err", err)
 	}

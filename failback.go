@@ -232,19 +232,57 @@ func (m *Mirror) resumeClaimed(ctx context.Context, t *mirrorTopic, h how) error
 		return err
 	}
 	defer t.command.release()
-	if t.wishedNow() != Stopped {
+	if m.topic(t.name) != t || t.wishedNow() != Stopped {
 		return nil // another call was faster
 	}
 	if err := t.await(ctx, Stopped); err != nil {
 		return err
 	}
-	return m.beginRound(ctx, t, h)
+	found, err := m.look(ctx, []string{t.name})
+	if err != nil {
+		return err
+	}
+	now, err := m.candidate(ctx, t.name, found[t.name])
+	switch {
+	case err != nil:
+		return err
+	case now == t:
+		return m.beginRound(ctx, t, found[t.name], h)
+	}
+	if err := m.forget(ctx, t); err != nil {
+		return err
+	}
+	return m.begin(ctx, now, found[t.name], h)
+}
+
+// forget takes a stopped topic out of the mirror that is no more: another one has its name by now.
+func (m *Mirror) forget(ctx context.Context, t *mirrorTopic) error {
+	var recs []statelog.Record
+	for _, typ := range []int16{statelog.TypePartitionState, statelog.TypePosition, typeTopic, typeRound, typeCut, typeTotals} {
+		for k := range m.c.store.All(typ) {
+			if k.Mirror == m.name && k.Topic == t.id {
+				recs = append(recs, statelog.Record{Key: k})
+			}
+		}
+	}
+	if err := m.c.put(ctx, recs...); err != nil {
+		return fmt.Errorf("forget topic %s: %w", t.id, err)
+	}
+	m.mu.Lock()
+	delete(m.topics, t.name)
+	m.mu.Unlock()
+	if owner := m.c.ownerOf(t.name); owner != nil {
+		m.c.gateOf(owner)
+	} else {
+		m.c.gate.release(t.name)
+	}
+	return nil
 }
 
 // beginRound takes a topic into a round, or leaves everything as it was. The caller holds the topic's command and its claim.
-func (m *Mirror) beginRound(ctx context.Context, t *mirrorTopic, h how) error {
+func (m *Mirror) beginRound(ctx context.Context, t *mirrorTopic, meta wire.TopicMeta, h how) error {
 	before := m.remember(t)
-	if err := m.matchPartitions(ctx, t); err != nil {
+	if err := m.adopt(ctx, t, meta); err != nil {
 		return errors.Join(err, before.restore(ctx, untouched))
 	}
 	if t.written() { // a look without closing the gate: a boot of a program that has taken over must not hold up its writers
@@ -305,27 +343,14 @@ func (m *Mirror) tried(t *mirrorTopic) {
 	m.mu.Unlock()
 }
 
-// matchPartitions refuses a topic that has more partitions here than at the source, and takes in those that the host has added since
-// the topic was stopped: their records are asked about like all others.
-func (m *Mirror) matchPartitions(ctx context.Context, t *mirrorTopic) error {
-	found, err := m.look(ctx, []string{t.name})
-	if err != nil {
-		return err
-	}
-	meta := found[t.name]
-	if meta.Name == "" || meta.Err != nil {
-		return hint(fmt.Errorf("%w at the source", ErrUnknownTopic), "check the topic there")
-	}
+// adopt takes in the partitions that the host has added since the topic was stopped: their records are asked about like all others.
+func (m *Mirror) adopt(ctx context.Context, t *mirrorTopic, meta wire.TopicMeta) error {
 	here, err := m.c.listTopics(ctx)
 	if err != nil {
 		return err
 	}
-	local, theirs := here[t.name].Partitions, int32(len(meta.Partitions))
-	if local > theirs {
-		return hint(fmt.Errorf("topic has %d partitions here, %d at the source: partitions are never removed", local, theirs), "grow it at the source first")
-	}
 	m.mu.Lock()
-	for num := int32(len(t.replicas)); num < local; num++ {
+	for num := int32(len(t.replicas)); num < here[t.name].Partitions; num++ {
 		r := newReplica(t, num)
 		r.round.Existed, r.round.Open = true, true
 		t.replicas = append(t.replicas, r)

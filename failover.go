@@ -52,7 +52,8 @@ func (r *replica) stop(ctx context.Context) (done round, err error) {
 	rd, sourceEpoch := r.round, r.leaderEpoch
 	r.mu.Unlock()
 	p, err := r.partition(ctx)
-	if errors.Is(err, ErrUnknownPartition) { // never created here: nothing to take over
+	if errors.Is(err, ErrUnknownPartition) || errors.Is(err, ErrTopicConflict) { // not here, or another topic's: nothing to take over
+		rd.TakenOver = true
 		return rd, nil
 	}
 	if err == nil {

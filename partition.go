@@ -25,6 +25,7 @@ type Partition struct {
 	id    TopicID
 	num   int32
 	log   Log
+	gone  chan struct{} // closed when the host has no such log any more
 
 	// writing is held by whoever changes the log or brings the summary up to date; it may be held across I/O.
 	writing lock
@@ -53,7 +54,7 @@ type AbortedTxn struct {
 
 func newPartition(c *Coordinator, t Topic, num int32, log Log, epoch int32) *Partition {
 	return &Partition{
-		c: c, topic: t.Name, id: t.ID, num: num, log: log, epoch: epoch, stale: true,
+		c: c, topic: t.Name, id: t.ID, num: num, log: log, gone: make(chan struct{}), epoch: epoch, stale: true,
 		writing: newLock(), checkpointing: newLock(),
 	}
 }
@@ -123,9 +124,26 @@ func (p *Partition) Read(ctx context.Context, offset int64, buf []byte) (int, er
 	n, err := p.log.Read(ctx, offset, buf)
 	if err != nil && ctx.Err() == nil {
 		start, end := p.log.Bounds()
-		err = fmt.Errorf("read %s at offset %d, log is [%d, %d): %w", p, offset, start, end, err)
+		err = fmt.Errorf("read %s at offset %d, log is [%d, %d): %w", p, offset, start, end, p.lost(err))
 	}
 	return n, err
+}
+
+// lost looks at an error of the log: if that is no more, the next one who asks for the partition gets the one that is there now.
+func (p *Partition) lost(err error) error {
+	if errors.Is(err, ErrClosed) || errors.Is(err, ErrUnknownPartition) {
+		p.c.evict(p)
+	}
+	return err
+}
+
+func (p *Partition) isGone() bool {
+	select {
+	case <-p.gone:
+		return true
+	default:
+		return false
+	}
 }
 
 // String is topic-partition, as in Kafka's folder names.
@@ -183,12 +201,13 @@ func (p *Partition) AdvanceStart(ctx context.Context, start int64) error {
 // Sync makes durable what was appended before.
 func (p *Partition) Sync(ctx context.Context) error {
 	if err := p.log.Sync(ctx); err != nil {
-		return fmt.Errorf("sync %s: %w", p, err)
+		return fmt.Errorf("sync %s: %w", p, p.lost(err))
 	}
 	return nil
 }
 
-// Wait returns nil when the end lies beyond the offset or below it (the log was cut), and the error of ctx when that ends.
+// Wait returns nil when the end lies beyond the offset or below it (the log was cut), and the error of ctx when that ends;
+// ErrUnknownPartition if the topic was deleted.
 func (p *Partition) Wait(ctx context.Context, beyond int64) error {
 	ch := make(chan struct{}, 1)
 	defer p.Notify(ch)()
@@ -198,6 +217,8 @@ func (p *Partition) Wait(ctx context.Context, beyond int64) error {
 		}
 		select {
 		case <-ch:
+		case <-p.gone:
+			return fmt.Errorf("%s: %w", p, ErrUnknownPartition)
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-p.c.ctx.Done():
@@ -335,9 +356,9 @@ func (p *Partition) change(ctx context.Context, f func(context.Context) error) e
 	}
 	defer p.writing.release()
 	if err := p.catchUp(ctx); err != nil {
-		return err
+		return p.lost(err)
 	}
-	return f(ctx)
+	return p.lost(f(ctx))
 }
 
 // catchUp brings the summary to the log's end. The caller holds writing.

@@ -111,6 +111,8 @@ func (r *reader) run(ctx context.Context, yield func(kafka.Message) bool) error 
 		}
 		select {
 		case <-moved:
+		case <-r.p.gone:
+			return fmt.Errorf("records of %s: wait at offset %d: %w", r.p, r.pos, ErrUnknownPartition)
 		case <-ctx.Done():
 			return fmt.Errorf("records of %s: wait at offset %d: %w", r.p, r.pos, ctx.Err())
 		case <-r.p.c.ctx.Done():

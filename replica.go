@@ -139,17 +139,21 @@ func (r *replica) load(s *statelog.Store) error {
 	return err
 }
 
-// partition opens its log when it is first needed.
+// partition opens its log when it is first needed, and again if the host has deleted the topic since. One that was made anew under its
+// name is none of the mirror's.
 func (r *replica) partition(ctx context.Context) (*Partition, error) {
 	r.mu.Lock()
 	p := r.part
 	r.mu.Unlock()
-	if p != nil {
+	if p != nil && !p.isGone() {
 		return p, nil
 	}
 	p, err := r.m.c.Partition(ctx, r.t.name, r.num)
 	if err != nil {
 		return nil, err
+	}
+	if p.id != r.t.id {
+		return nil, undecided(fmt.Errorf("%s: %w: %s, mirrored was %s; Remove the topic, or delete that one and Recover", r, ErrTopicConflict, p.id, r.t.id))
 	}
 	r.mu.Lock()
 	r.part = p
@@ -330,22 +334,7 @@ func (r *replica) handle(ctx context.Context, err error) {
 	case errors.As(err, &f):
 		r.fail(ctx, f)
 	default: // the host's
-		if errors.Is(err, ErrClosed) { // it has deleted the topic, perhaps to make it anew: the log is opened again
-			r.forget(ctx)
-		}
 		r.fail(ctx, retried(err))
-	}
-}
-
-// forget gives up the log, so that it is opened anew when it is next needed.
-func (r *replica) forget(ctx context.Context) {
-	r.stopFetching(ctx)
-	r.mu.Lock()
-	p := r.part
-	r.part = nil
-	r.mu.Unlock()
-	if p != nil {
-		r.m.c.evict(p)
 	}
 }
 

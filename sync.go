@@ -294,23 +294,28 @@ func (m *Mirror) add(ctx context.Context, name string, meta wire.TopicMeta, h ho
 	if err != nil {
 		return err
 	}
-	if err := m.c.host.EnsureTopic(ctx, Topic{Name: name, ID: TopicID(meta.ID), Partitions: int32(len(meta.Partitions))}); err != nil {
+	return m.begin(ctx, t, meta, h)
+}
+
+// begin creates a candidate that is new to the mirror, and begins its first round. The caller holds the claim.
+func (m *Mirror) begin(ctx context.Context, t *mirrorTopic, meta wire.TopicMeta, h how) error {
+	if err := m.c.host.EnsureTopic(ctx, Topic{Name: t.name, ID: TopicID(meta.ID), Partitions: int32(len(meta.Partitions))}); err != nil {
 		return fmt.Errorf("create the topic here: %w", err)
 	}
-	first, err := m.c.freshTopic(ctx, name)
+	first, err := m.c.freshTopic(ctx, t.name)
 	if err != nil {
 		return err
 	}
-	t.id, t.confirmed = first.ID, TopicID(meta.ID) == first.ID
+	t.id = first.ID
 	if err := t.command.acquire(ctx); err != nil { // others can see it before it is certain
 		return err
 	}
 	defer t.command.release()
-	return m.beginRound(ctx, t, h)
+	return m.beginRound(ctx, t, meta, h)
 }
 
 // candidate is a topic of the source that may be mirrored, as far as names, ids, numbers of partitions and other mirrors tell. One that
-// is in the mirror already is answered only if it is stopped.
+// is in the mirror already is answered only if it is stopped; if another topic has its name by now, on both sides, that one is new.
 func (m *Mirror) candidate(ctx context.Context, name string, meta wire.TopicMeta) (*mirrorTopic, error) {
 	switch {
 	case internalTopic(name) || meta.Internal:
@@ -322,14 +327,11 @@ func (m *Mirror) candidate(ctx context.Context, name string, meta wire.TopicMeta
 	case len(meta.Partitions) == 0:
 		return nil, hint(errors.New("the source reports no partitions"), "add it again when they have been created")
 	}
-	if t := m.topic(name); t != nil {
-		if t.wishedNow() != Stopped {
-			return nil, nil
-		}
-		t.led(meta)
-		return t, nil
+	stopped := m.topic(name)
+	if stopped != nil && stopped.wishedNow() != Stopped {
+		return nil, nil
 	}
-	if owner := m.c.ownerOf(name); owner != nil && !owner.over() {
+	if owner := m.c.ownerOf(name); owner != nil && owner.m != m && !owner.over() {
 		return nil, hint(fmt.Errorf("%w: %s", ErrTopicOwned, owner.m.name), "Remove it there first")
 	}
 	n := int32(len(meta.Partitions))
@@ -339,13 +341,20 @@ func (m *Mirror) candidate(ctx context.Context, name string, meta wire.TopicMeta
 	}
 	local, exists := here[name]
 	id := TopicID(meta.ID)
+	if id == (TopicID{}) && stopped != nil { // the source knows no ids
+		id = stopped.id
+	}
 	switch {
 	case exists && id != (TopicID{}) && local.ID != id:
-		return nil, hint(fmt.Errorf("%w: %s here, %s at the source", ErrTopicConflict, local.ID, id), "delete or rename the topic here")
+		return nil, hint(fmt.Errorf("%w: %s here, %s at the source", ErrTopicConflict, local.ID, id), "delete or rename the topic here, then add it again")
 	case exists && local.Partitions > n:
 		return nil, hint(fmt.Errorf("topic has %d partitions here, %d at the source: partitions are never removed", local.Partitions, n), "grow it at the source first")
 	case exists:
 		id = local.ID
+	}
+	if stopped != nil && stopped.id == id {
+		stopped.led(meta)
+		return stopped, nil
 	}
 	t := m.newTopic(name, id, Mirroring, n)
 	t.confirmed = TopicID(meta.ID) == id

@@ -84,7 +84,7 @@ func New(c *mirror.Coordinator, opts ...Option) (*Broker, error) {
 		listeners: make([]net.Listener, o.nodes),
 		conns:     make(map[*conn]struct{}),
 	}
-	b.topics = newCatalog(b.host)
+	b.topics = newCatalog(c)
 	b.ctx, b.cancel = context.WithCancel(context.Background())
 	b.store = newStore(b)
 	b.ids = newProducerIDs(b)

@@ -19,7 +19,7 @@ const maxPartitions = 100_000
 
 // catalog remembers the host's topics, so that not each request asks the host.
 type catalog struct {
-	host mirror.Host
+	c *mirror.Coordinator
 
 	mu         sync.Mutex // guards what follows
 	generation int64      // changes when the topics do
@@ -27,7 +27,7 @@ type catalog struct {
 	byID       map[mirror.TopicID]string
 }
 
-func newCatalog(h mirror.Host) *catalog { return &catalog{host: h} }
+func newCatalog(c *mirror.Coordinator) *catalog { return &catalog{c: c} }
 
 // visible are the topics that clients see: the library's state is nobody's business, nor is ours.
 func visible(name string) bool { return name != mirror.StateTopic && name != StateTopic }
@@ -36,12 +36,11 @@ func internalTopic(name string) bool { return strings.HasPrefix(name, "__") }
 
 // load asks the host, and answers its topics by name. The caller owns the slice.
 func (t *catalog) load(ctx context.Context) ([]mirror.Topic, error) {
-	list, err := t.host.Topics(ctx)
+	list, err := t.c.Topics(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("list the host's topics: %w", err)
+		return nil, err
 	}
 	list = slices.DeleteFunc(list, func(t mirror.Topic) bool { return !visible(t.Name) })
-	slices.SortFunc(list, func(a, b mirror.Topic) int { return strings.Compare(a.Name, b.Name) })
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	same := len(list) == len(t.byName)

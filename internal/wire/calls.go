@@ -52,6 +52,31 @@ func (c *Client) Metadata(ctx context.Context, topics []string) (*Metadata, erro
 	return c.metadata(ctx, req)
 }
 
+// TopicAt asks one broker for a topic. Err if it has none of that name.
+func (c *Client) TopicAt(ctx context.Context, broker int32, topic string) (TopicMeta, error) {
+	ctx, done, err := c.begin(ctx, c.life)
+	if err != nil {
+		return TopicMeta{}, err
+	}
+	defer done()
+	req := kmsg.NewPtrMetadataRequest()
+	want := kmsg.NewMetadataRequestTopic()
+	want.Topic = &topic
+	req.Topics = append(req.Topics, want)
+	resp, err := c.askBroker(ctx, broker, req, metadataFloor, req.MaxVersion())
+	if err != nil {
+		return TopicMeta{}, err
+	}
+	m, err := readMetadata(resp.(*kmsg.MetadataResponse))
+	if err != nil {
+		return TopicMeta{}, err
+	}
+	if len(m.Topics) != 1 || m.Topics[0].Name != topic {
+		return TopicMeta{}, protocolError("asked for topic %s, the answer is about %d topics", topic, len(m.Topics))
+	}
+	return m.Topics[0], nil
+}
+
 // ListTopics asks any broker for all topics that it lets us see, internal ones included.
 func (c *Client) ListTopics(ctx context.Context) ([]TopicMeta, error) {
 	req := kmsg.NewPtrMetadataRequest()
