@@ -24,6 +24,9 @@ func (r *replica) prepare(ctx context.Context) error {
 		if err = r.m.c.host.EnsureTopic(ctx, Topic{Name: r.t.name, ID: r.t.id, Partitions: int32(len(r.t.partitions()))}); err == nil {
 			p, err = r.partition(ctx)
 		}
+		if errors.Is(err, ErrTopicConflict) {
+			err = undecided(fmt.Errorf("%s: %w; Remove the topic, or delete the other one and Recover", r, err))
+		}
 	}
 	if err != nil {
 		return err

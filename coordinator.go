@@ -130,7 +130,7 @@ func (c *Coordinator) CheckWrite(topic string, partition int32) error {
 
 // BeginWrite passes the gate for one append of a host that appends to its own log: it answers the leader epoch to stamp, and
 // done, to be called when the append has ended. AddTopics waits for writers that have begun, so done must be called soon.
-// Transaction markers are writes too.
+// Transaction markers are writes too. A host that has deleted a topic calls Topics before it writes to another one of that name.
 func (c *Coordinator) BeginWrite(ctx context.Context, topic string, partition int32) (epoch int32, done func(), err error) {
 	p, err := c.Partition(ctx, topic, partition)
 	if err != nil {
@@ -209,6 +209,12 @@ func (c *Coordinator) open(ctx context.Context, key partitionKey) (*Partition, e
 	log, err := c.host.OpenLog(ctx, key.topic, key.num)
 	if err != nil {
 		return nil, fmt.Errorf("open log of %s-%d: %w", key.topic, key.num, err)
+	}
+	if of, ok := log.(TopicIDer); ok && of.TopicID() != t.ID { // made anew since the topics were listed
+		t.ID = of.TopicID()
+		c.mu.Lock()
+		c.topics = nil
+		c.mu.Unlock()
 	}
 	return newPartition(c, t, key.num, log, c.leaderEpoch(t.ID, key.num)), nil
 }
@@ -305,6 +311,7 @@ func (c *Coordinator) evict(p *Partition) {
 		return
 	}
 	close(p.gone)
+	p.notify()
 	if err := p.log.Close(); err != nil {
 		c.log.Warn("close the log of a partition that is gone", "partition", p.String(), "err", err)
 	}
@@ -617,7 +624,9 @@ func (c *Coordinator) publish(m *Mirror) error {
 			if err := r.load(c.store); err != nil {
 				return err
 			}
-			r.part = c.opened(t.name, r.num)
+			if p := c.opened(t.name, r.num); p != nil && p.id == t.id {
+				r.part = p
+			}
 		}
 		t.upstreams = v.Upstreams
 		m.topics[t.name] = t

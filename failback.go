@@ -62,14 +62,6 @@ func (m *Mirror) askPeer(ctx context.Context, t *mirrorTopic) (peer, error) {
 	return p, nil
 }
 
-// refusal is why the topic can't be mirrored from the peer now; nil if it can.
-func (p *peer) refusal() error {
-	if p.active == "" {
-		return nil
-	}
-	return hint(fmt.Errorf("%w: %s", ErrPeerActive, p.active), "Remove it there first, then add it again")
-}
-
 func (m *Mirror) askBroker(ctx context.Context, broker int32, t *mirrorTopic, lookup wire.TopicPartitions, p *peer) error {
 	resp, err := m.client.DescribeMirrors(ctx, broker, &wire.DescribeMirrorsRequest{Lookups: []wire.TopicPartitions{lookup}})
 	switch {
@@ -102,6 +94,15 @@ func unclear(err error) error {
 		next = "let the mirror's user read the cluster there (Read on Cluster), then call it again; nothing was changed"
 	}
 	return hint(fmt.Errorf("%w: %w", ErrPeerUnclear, err), next)
+}
+
+// askIdlePeer is askPeer, and refuses a peer that mirrors the topic from here.
+func (m *Mirror) askIdlePeer(ctx context.Context, t *mirrorTopic) (peer, error) {
+	p, err := m.askPeer(ctx, t)
+	if err == nil && p.active != "" {
+		err = hint(fmt.Errorf("%w: %s", ErrPeerActive, p.active), "Remove it there first, then add it again")
+	}
+	return p, err
 }
 
 // hear takes what a broker says of one mirror.
@@ -304,11 +305,7 @@ func (m *Mirror) beginRound(ctx context.Context, t *mirrorTopic, meta wire.Topic
 		return errors.Join(err, before.restore(ctx, persisted)) // it may have been written all the same
 	}
 	m.show(t, rounds, upstreams)
-	p, err := m.askPeer(ctx, t)
-	if err == nil {
-		err = p.refusal()
-	}
-	if err != nil {
+	if _, err := m.askIdlePeer(ctx, t); err != nil {
 		return errors.Join(err, before.restore(ctx, persisted))
 	}
 	for r := range rounds {
@@ -393,11 +390,8 @@ func (t *mirrorTopic) drain(ctx context.Context) error {
 
 // chooseRounds decides for each partition what the round begins with. Nothing is changed.
 func (m *Mirror) chooseRounds(ctx context.Context, t *mirrorTopic, h how) (_ map[*replica]round, upstreams []string, _ error) {
-	p, err := m.askPeer(ctx, t)
+	p, err := m.askIdlePeer(ctx, t)
 	if err != nil {
-		return nil, nil, err
-	}
-	if err := p.refusal(); err != nil {
 		return nil, nil, err
 	}
 	rounds := make(map[*replica]round)
@@ -442,7 +436,7 @@ func (r *replica) choose(ctx context.Context, p peer, h how) (c choice, err erro
 	r.mu.Lock()
 	last := r.round
 	r.mu.Unlock()
-	c.round = round{Number: last.Number + 1, Peer: r.m.peerID(), Existed: true, Open: last.TakenOver || last.Number == 0 && last.Open, Epoch: -1, Offset: -1}
+	c.round = round{Number: last.Number + 1, Peer: r.m.peerID(), Open: last.TakenOver || last.Number == 0 && last.Open, Epoch: -1, Offset: -1}
 	part, err := r.partition(ctx)
 	if errors.Is(err, ErrUnknownPartition) {
 		return c, nil

@@ -116,6 +116,12 @@ type OffsetForTimer interface {
 	OffsetForTime(ctx context.Context, t time.Time) (base int64, err error)
 }
 
+// TopicIDer is an optional ability of a Log: the id of its topic, also once that was deleted. A host whose topics can be deleted while
+// it runs needs it: names don't tell one from another that was made anew. Without it what Topics said last is believed.
+type TopicIDer interface {
+	TopicID() TopicID
+}
+
 // Batch is what a host needs to know of a record batch.
 type Batch struct {
 	Base    int64     // first offset

@@ -3,6 +3,7 @@ package mirror_test
 import (
 	"context"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -10,6 +11,7 @@ import (
 
 	"github.com/clustermirror/mirror"
 	"github.com/clustermirror/mirror/disklog"
+	"github.com/clustermirror/mirror/internal/batch"
 	"github.com/clustermirror/mirror/memlog"
 )
 
@@ -42,6 +44,19 @@ func TestATopicMadeAnewIsWrittenReadAndMirrored(t *testing.T) {
 		caughtUp(t, fresh)
 		requireSame(t, a, fresh, "orders", 1)
 		require.Equal(t, int64(10), state(t, m, "orders", 0).End)
+	})
+}
+
+// Listed, deleted, made anew, and only then opened: what the list said of it is no longer so.
+func TestAPartitionIsNotTakenForOneOfATopicThatWasListed(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		a := newSource(t)
+		a.create("orders", 1)
+		_, err := a.c.Topics(t.Context())
+		require.NoError(t, err)
+		require.NoError(t, a.host.DeleteTopic(t.Context(), "orders"))
+		a.create("orders", 1)
+		require.Equal(t, topicID(t, a.host, "orders"), a.partition("orders", 0).TopicID())
 	})
 }
 
@@ -169,19 +184,76 @@ func TestAFailbackOntoATopicMadeAnewIsRefused(t *testing.T) {
 
 // Someone makes the topic anew here while it is mirrored: it is not touched, and free again after Remove.
 func TestATopicMadeAnewHereWhileMirroredIsNotTouched(t *testing.T) {
+	for name, restart := range map[string]bool{"running": false, "down": true} {
+		t.Run(name, func(t *testing.T) { inBubble(t, func(t *testing.T) { madeAnewHere(t, restart) }) })
+	}
+}
+
+func madeAnewHere(t *testing.T, restart bool) {
+	a, host := newSource(t), memlog.New()
+	a.create("orders", 2)
+	a.write("orders", 0, 10)
+	m := newMirror(t, a, host)
+	require.NoError(t, m.AddTopics(t.Context(), "orders"))
+	caughtUp(t, m)
+	if restart {
+		require.NoError(t, m.Close())
+	}
+	require.NoError(t, host.DeleteTopic(t.Context(), "orders"))
+	require.NoError(t, host.EnsureTopic(t.Context(), mirror.Topic{Name: "orders", Partitions: 1}))
+	if restart {
+		m = newMirror(t, a, host)
+	}
+	for num := range int32(2) { // the other one has no partition 1
+		eventually(t, "named", func() bool {
+			return strings.Contains(state(t, m, "orders", num).Reason, mirror.ErrTopicConflict.Error())
+		})
+		require.True(t, state(t, m, "orders", num).NeedsWord)
+	}
+	pass(time.Hour)
+	_, end := open(t, m.Coordinator(), "orders", 0).Bounds()
+	require.Zero(t, end)
+	require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
+	appendTo(t, open(t, m.Coordinator(), "orders", 0), plain(1))
+	require.Equal(t, mirror.Stopped, state(t, m, "orders", 0).State)
+}
+
+// Made anew so fast that nobody has missed it: who asks by id gets nothing of the other one.
+func TestATopicMadeAnewIsNotFetchedForTheOldOne(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		a := newSource(t)
+		a.create("orders", 1)
+		b := newMirror(t, a, memlog.New())
+		require.NoError(t, b.AddTopics(t.Context(), "orders"))
+		caughtUp(t, b)
+		pass(time.Second) // a fetch waits for news
+		require.NoError(t, a.host.DeleteTopic(t.Context(), "orders"))
+		a.create("orders", 1)
+		require.Error(t, a.partition("orders", 0).Sync(t.Context()), "the log that it has is gone")
+		log, err := a.host.OpenLog(t.Context(), "orders", 0)
+		require.NoError(t, err)
+		require.NoError(t, log.Append(t.Context(), plain(5)))
+		eventually(t, "named", func() bool { return strings.Contains(state(t, b, "orders", 0).Reason, "recreated at the source") })
+		require.Zero(t, state(t, b, "orders", 0).End)
+	})
+}
+
+// Restored so fast, under the same id, that nobody has missed it: who fetches goes on with what is there now.
+func TestATopicRestoredUnderItsIDIsFetchedFrom(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		a, b, m := mirrored(t, 1)
-		require.NoError(t, b.host.DeleteTopic(t.Context(), "orders"))
-		b.create("orders", 1)
-		a.write("orders", 0, 5)
-		eventually(t, "named", func() bool { return strings.Contains(state(t, m, "orders", 0).Reason, mirror.ErrTopicConflict.Error()) })
-		require.True(t, state(t, m, "orders", 0).NeedsWord)
-		pass(time.Hour)
-		_, end := b.partition("orders", 0).Bounds()
-		require.Zero(t, end)
-		require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
-		b.write("orders", 0, 1)
-		require.Equal(t, mirror.Stopped, state(t, m, "orders", 0).State)
+		pass(time.Second) // a fetch waits for news
+		id, all := topicID(t, a.host, "orders"), content(t, a.partition("orders", 0), 0)
+		require.NoError(t, a.host.DeleteTopic(t.Context(), "orders"))
+		require.NoError(t, a.host.EnsureTopic(t.Context(), mirror.Topic{Name: "orders", ID: id, Partitions: 1}))
+		log, err := a.host.OpenLog(t.Context(), "orders", 0)
+		require.NoError(t, err)
+		more := plain(5)
+		batch.SetBase(more, 10)
+		require.NoError(t, log.Append(t.Context(), append(all, more...)))
+		require.Error(t, a.partition("orders", 0).Sync(t.Context()), "the log that it has is gone")
+		eventually(t, "all of it", func() bool { return state(t, m, "orders", 0).End == 15 })
+		equal(t, a, b, "orders", 1)
 	})
 }
 
@@ -206,5 +278,50 @@ func TestFollowersOfADeletedTopicAreTold(t *testing.T) {
 		for range 2 {
 			require.ErrorIs(t, <-ended, mirror.ErrUnknownPartition)
 		}
+	})
+}
+
+// The topic is deleted here just after AddTopics has created it: it was not here before, and Remove leaves it to whoever makes it again.
+func TestATopicDeletedHereWhileAddedIsFreeAfterRemove(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		a, host := newSource(t), memlog.New()
+		a.create("orders", 1)
+		a.write("orders", 0, 10)
+		m := newMirror(t, a, host, mirror.StartAtEnd())
+		var deleted atomic.Bool
+		host.Fail(func(_ context.Context, op memlog.Op, topic string, _ int32) error {
+			switch {
+			case topic == "orders" && op == memlog.OpOpenLog && deleted.CompareAndSwap(false, true):
+				return host.DeleteTopic(t.Context(), topic)
+			case topic == "orders" && op == memlog.OpReset:
+				return errDisk // it never gets as far as to be aligned
+			}
+			return nil
+		})
+		require.NoError(t, m.AddTopics(t.Context(), "orders"))
+		require.Error(t, m.Coordinator().CheckWrite("orders", 0))
+		require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
+		require.NoError(t, m.Coordinator().CheckWrite("orders", 0))
+	})
+}
+
+// The source has lost its topic and asks the mirror to have it back, which is refused while that mirrors: no empty topic is left behind
+// at the source, which would take what the mirror holds with it.
+func TestARefusedAdditionCreatesNothing(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		a, b, m := mirrored(t, 1)
+		back := linked(t, "back", a, b)
+		before := content(t, b.partition("orders", 0), 0)
+		require.NoError(t, a.host.DeleteTopic(t.Context(), "orders"))
+		require.ErrorIs(t, back.AddTopics(t.Context(), "orders"), mirror.ErrPeerActive)
+		topics, err := a.c.Topics(t.Context())
+		require.NoError(t, err)
+		require.Len(t, topics, 1, "the state's only")
+		inState(t, m, 0, mirror.Failed)
+		require.Equal(t, before, content(t, b.partition("orders", 0), 0))
+		require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
+		require.NoError(t, back.AddTopics(t.Context(), "orders"))
+		caughtUp(t, back)
+		equal(t, a, b, "orders", 1)
 	})
 }

@@ -137,7 +137,8 @@ func (p *Partition) lost(err error) error {
 	return err
 }
 
-func (p *Partition) isGone() bool {
+// Gone says that the host no longer has this log: the topic was deleted. Coordinator.Partition answers what is there now.
+func (p *Partition) Gone() bool {
 	select {
 	case <-p.gone:
 		return true

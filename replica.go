@@ -142,10 +142,11 @@ func (r *replica) load(s *statelog.Store) error {
 // partition opens its log when it is first needed, and again if the host has deleted the topic since. One that was made anew under its
 // name is none of the mirror's.
 func (r *replica) partition(ctx context.Context) (*Partition, error) {
+	r.letGo()
 	r.mu.Lock()
 	p := r.part
 	r.mu.Unlock()
-	if p != nil && !p.isGone() {
+	if p != nil {
 		return p, nil
 	}
 	p, err := r.m.c.Partition(ctx, r.t.name, r.num)
@@ -248,11 +249,26 @@ func (r *replica) drive(ctx context.Context) error {
 		default: // Paused, Stopped: as wished
 			return nil
 		}
-		if err != nil {
+		if err != nil && !r.letGo() {
 			return err
 		}
 	}
 	return nil
+}
+
+// letGo gives up a log that the host has deleted, which may be there again by now, and empty.
+func (r *replica) letGo() bool {
+	r.mu.Lock()
+	gone, f, gen := r.part != nil && r.part.Gone(), r.fetcher, r.gen
+	if gone {
+		r.part = nil
+	}
+	r.mu.Unlock()
+	if gone && f != nil {
+		r.handOver(gen, func() { r.diverged = "the host has lost the partition" })
+		f.remove(r)
+	}
+	return gone
 }
 
 // begin goes to a state that was asked for: nothing is fetched any more when it is persisted.

@@ -91,11 +91,17 @@ func (m *Mirror) refresh(ctx context.Context) error {
 		}
 		return err
 	}
+	if _, err := m.c.listTopics(ctx); err != nil { // what the host has deleted is found out, also if nothing comes
+		m.c.log.Warn("topics of the host", "mirror", m.name, "err", err)
+	}
 	found := make(map[string]wire.TopicMeta, len(md.Topics))
 	for _, t := range md.Topics {
 		found[t.Name] = t
 	}
 	for _, t := range active {
+		for _, r := range t.partitions() {
+			r.letGo()
+		}
 		if err := m.learn(ctx, t, found[t.name]); err != nil && ctx.Err() == nil {
 			m.c.log.Warn("topic at the source", "mirror", m.name, "topic", t.name, "err", err)
 			for _, r := range t.partitions() {
@@ -297,8 +303,12 @@ func (m *Mirror) add(ctx context.Context, name string, meta wire.TopicMeta, h ho
 	return m.begin(ctx, t, meta, h)
 }
 
-// begin creates a candidate that is new to the mirror, and begins its first round. The caller holds the claim.
+// begin creates a candidate that is new to the mirror, and begins its first round. The caller holds the claim. What will be refused is
+// not created: a source that mirrors it from here would take the empty topic for its own source.
 func (m *Mirror) begin(ctx context.Context, t *mirrorTopic, meta wire.TopicMeta, h how) error {
+	if _, err := m.askIdlePeer(ctx, t); err != nil {
+		return err
+	}
 	if err := m.c.host.EnsureTopic(ctx, Topic{Name: t.name, ID: TopicID(meta.ID), Partitions: int32(len(meta.Partitions))}); err != nil {
 		return fmt.Errorf("create the topic here: %w", err)
 	}

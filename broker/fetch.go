@@ -184,7 +184,7 @@ func (r *fetching) look(ctx context.Context, w *want, f *found) error {
 // do is asked every time.
 func (b *Broker) resolve(ctx context.Context, c *call, s *session, w *want) int16 {
 	code := noError
-	if w.part == nil || w.known != b.topics.seen() {
+	if w.part == nil || w.part.Gone() || w.known != b.topics.seen() {
 		code = b.find(ctx, c, s, w)
 	}
 	if code == noError && !b.allowed(c, "Read", w.resource) {
@@ -202,6 +202,8 @@ func (b *Broker) find(ctx context.Context, c *call, s *session, w *want) int16 {
 		var err error
 		if p, err = b.c.Partition(ctx, t.Name, w.key.partition); err != nil {
 			code, p = b.code(err), nil
+		} else if code = b.meant(ctx, c, p, w.key.id); code != noError {
+			p = nil
 		}
 	}
 	if p != w.part {

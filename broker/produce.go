@@ -87,6 +87,9 @@ func (b *Broker) take(ctx context.Context, c *call, req *kmsg.ProduceRequest, t 
 		return w, refuse(invalidTopic, "topic %s is internal", topic.Name)
 	}
 	w.part, code = b.leading(ctx, c, topic.Name, in.Partition, anyEpoch)
+	if code == noError {
+		code = b.meant(ctx, c, w.part, mirror.TopicID(t.TopicID))
+	}
 	if code != noError {
 		return w, refuse(code, "")
 	}

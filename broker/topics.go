@@ -109,6 +109,18 @@ func (b *Broker) topic(ctx context.Context, c *call, name string, id mirror.Topi
 	return t, noError
 }
 
+// meant says whether a partition is of the topic that a client has asked for by id, if it has: one that was deleted may not have been
+// missed yet, and another one have its name.
+func (b *Broker) meant(ctx context.Context, c *call, p *mirror.Partition, id mirror.TopicID) int16 {
+	if id == (mirror.TopicID{}) || p.TopicID() == id {
+		return noError
+	}
+	if err := b.refresh(ctx, c); err != nil {
+		return b.code(err)
+	}
+	return unknownTopicID
+}
+
 // anyEpoch is the leader epoch of a client that does not know it.
 const anyEpoch int32 = -1
 

@@ -47,8 +47,8 @@ type meta struct {
 	ClusterID string `json:"cluster_id"`
 }
 
-// Host keeps the logs of topics in a folder. It implements mirror.Host, and its logs mirror.OffsetForTimer. All methods
-// may be called concurrently.
+// Host keeps the logs of topics in a folder. It implements mirror.Host, and its logs mirror.OffsetForTimer and mirror.TopicIDer. All
+// methods may be called concurrently.
 type Host struct {
 	dir      string
 	opts     options
@@ -72,6 +72,7 @@ var (
 	_ mirror.Host           = (*Host)(nil)
 	_ mirror.Log            = (*handle)(nil)
 	_ mirror.OffsetForTimer = (*handle)(nil)
+	_ mirror.TopicIDer      = (*handle)(nil)
 )
 
 // Open opens the host in a folder, which is made if missing (its parent is not). It takes the folder's lock: a

@@ -27,6 +27,8 @@ func (h *handle) Bounds() (start, end int64) {
 	return v.start, v.end
 }
 
+func (h *handle) TopicID() mirror.TopicID { return mirror.TopicID(h.log.id) }
+
 func (h *handle) Append(ctx context.Context, batches []byte) error {
 	return h.do("append to", func(l *log) error { return l.append(ctx, batches) })
 }

@@ -810,7 +810,7 @@ func TestBrokenLogsFail(t *testing.T) {
 }
 
 func TestEachCheckHasItsBrokenLog(t *testing.T) {
-	seen := map[string]bool{"offset for time": true} // which has a test of its own
+	seen := map[string]bool{"offset for time": true, "topic id": true} // which have tests of their own
 	for _, c := range brokenLogs {
 		seen[c.check] = true
 	}
@@ -862,6 +862,22 @@ func TestOffsetForTimeIsCheckedWhereALogHasIt(t *testing.T) {
 		if err := checks[i].against(t.Context(), h); (err == nil) != want {
 			t.Errorf("look-up off by %d: %v", skew, err)
 		}
+	}
+}
+
+// named has the optional id of its topic, a wrong one.
+type named struct{ mirror.Log }
+
+func (named) TopicID() mirror.TopicID { return mirror.TopicID{1} }
+
+func TestTopicIDIsCheckedWhereALogHasIt(t *testing.T) {
+	i := slices.IndexFunc(checks, func(known check) bool { return known.name == "topic id" })
+	h := faults{openLog: func(h *broken, ctx context.Context, topic string, partition int32) (mirror.Log, error) {
+		l, err := h.Host.OpenLog(ctx, topic, partition)
+		return named{l}, err
+	}}.harness()
+	if err := checks[i].against(t.Context(), h); err == nil {
+		t.Error("a wrong id passes")
 	}
 }
 

@@ -242,6 +242,11 @@ var checks = []check{
 		says: "OffsetForTime, if a log has it, answers the base of the first batch whose max timestamp is at or above the time, -1 if there is none.",
 		run:  offsetForTime,
 	},
+	{
+		name: "topic id",
+		says: "TopicID, if a log has it, answers the id that Topics lists.",
+		run:  topicIDOfLog,
+	},
 
 	// The whole
 	{
@@ -907,6 +912,17 @@ func closeKeeps(e *env) {
 	l = e.open(name, 0)
 	e.bounds(l, 1, 7)
 	e.holds(l, plain(0, 2), plain(2, 2), plain(6, 1))
+}
+
+func topicIDOfLog(e *env) {
+	name := e.topic()
+	of, ok := e.open(name, 0).(mirror.TopicIDer)
+	if !ok {
+		return // an optional ability
+	}
+	if got, want := of.TopicID(), e.find(name).ID; got != want {
+		e.fail("TopicID of a log of a topic with id %s answered %s", want, got)
+	}
 }
 
 func offsetForTime(e *env) {

@@ -121,6 +121,7 @@ type handle struct {
 	host      *Host
 	log       *log
 	topic     string
+	id        mirror.TopicID
 	partition int32
 	closed    atomic.Bool
 }
@@ -249,6 +250,9 @@ func (l *log) reset(start int64) (*view, error) {
 	l.synced = &view{start: start, end: start}
 	return l.synced, nil
 }
+
+// TopicID implements mirror.TopicIDer.
+func (h *handle) TopicID() mirror.TopicID { return h.id }
 
 // Close implements mirror.Log.
 func (h *handle) Close() error {

@@ -197,7 +197,7 @@ func (h *Host) OpenLog(ctx context.Context, name string, partition int32) (mirro
 	if t == nil || partition < 0 || int(partition) >= len(t.logs) {
 		return nil, fmt.Errorf("open %s-%d: %w", name, partition, mirror.ErrUnknownPartition)
 	}
-	return &handle{host: h, log: t.logs[partition], topic: name, partition: partition}, nil
+	return &handle{host: h, log: t.logs[partition], topic: name, id: t.id, partition: partition}, nil
 }
 
 // Crash cuts the power and answers the host that comes up afterwards, with the same cluster id. For each log it holds what
