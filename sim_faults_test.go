@@ -139,6 +139,16 @@ var faults = []fault{
 		`a.ProducerID == h.ProducerID && a.FirstOffset < h.Base`,
 	},
 	{
+		"another topic of the name answers, and cuts", "align.go",
+		`id != (TopicID{}) && id != r.t.id {`,
+		`id != (TopicID{}) && id != r.t.id && leader < 0 {`,
+	},
+	{
+		"another topic of the name is mirrored to", "replica.go",
+		`if p.id != r.t.id {`,
+		`if p.num < 0 {`,
+	},
+	{
 		"a gap counts to the older epoch", "internal/summary/summary.go",
 		`s.epochs.Assign(h.LeaderEpoch, max(s.last.next, s.start))`,
 		`s.epochs.Assign(h.LeaderEpoch, max(h.Base, s.start))`,

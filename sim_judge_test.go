@@ -22,6 +22,7 @@ import (
 //   - an epoch and an offset name two batches, at whatever sites
 //   - a batch follows another one than it followed where it was written: a mirror is a prefix of one lineage of its source
 //   - a mirror's log gets what its source never had, or has a gap
+//   - a mirror drops what its source held when its topic was deleted there, whatever has the name since
 //   - the gate is open while a partition is mirrored
 //   - a leader epoch falls, of a partition or within its log
 //   - something is cut from a mirror and never reported
@@ -33,17 +34,19 @@ import (
 type judge struct {
 	w *world
 
-	mu        sync.Mutex
-	takeovers int
-	wrong     string
-	nodes     map[nodeKey]*node
-	logs      map[logKey]*logModel
-	states    map[*site]*stateModel
-
-	overwriting map[*site]int // Overwrites under way
+	mu          sync.Mutex
+	takeovers   int
+	wrong       string
+	topics      map[*site]mirror.TopicID // that has the name there; zero: none
+	creators    map[mirror.TopicID]*site
+	nodes       map[nodeKey]*node
+	logs        map[logKey]*logModel
+	overwriting map[*site]int // calls that have not ended
+	states      map[*site]*stateModel
 }
 
 type nodeKey struct {
+	id        mirror.TopicID
 	partition int32
 	epoch     int32
 	base      int64
@@ -51,6 +54,7 @@ type nodeKey struct {
 
 // node is a batch, wherever it is.
 type node struct {
+	id      mirror.TopicID
 	h       batch.Header
 	raw     []byte
 	by      string // the site that wrote it
@@ -63,6 +67,7 @@ type node struct {
 
 type logKey struct {
 	s         *site
+	id        mirror.TopicID
 	partition int32
 }
 
@@ -72,6 +77,7 @@ type logModel struct {
 	retained   int64              // the greatest start that there was: what lies below was given up, even if a crash brings it back
 	nodes      []*node            // held, in order
 	last       *node              // the batch before end, also if it is held no more; nil after a reset
+	deleted    []*node            // held when the topic was deleted
 	epoch      int32              // the greatest leader epoch seen of the partition
 	owned      bool               // the site is where its records come from, or has taken it over once
 	takeovers  map[*site]tookOver // by the site that it was taken over from: the last one
@@ -103,8 +109,8 @@ type roundSeen struct {
 
 func newJudge(w *world) *judge {
 	return &judge{
-		w: w, nodes: make(map[nodeKey]*node), logs: make(map[logKey]*logModel), states: make(map[*site]*stateModel),
-		overwriting: make(map[*site]int),
+		w: w, topics: make(map[*site]mirror.TopicID), creators: make(map[mirror.TopicID]*site),
+		nodes: make(map[nodeKey]*node), logs: make(map[logKey]*logModel), states: make(map[*site]*stateModel), overwriting: make(map[*site]int),
 	}
 }
 
@@ -127,8 +133,65 @@ func (j *judge) verdict() string {
 	return j.wrong
 }
 
-func (j *judge) log(s *site, partition int32) *logModel {
-	k := logKey{s, partition}
+// named notes which topic has the name at a site now.
+func (j *judge) named(s *site) {
+	list, err := s.host.Topics(context.WithValue(context.Background(), unwatched{}, true))
+	if err != nil {
+		return // it has crashed: what it has is seen when it is up again
+	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.topics[s] = mirror.TopicID{}
+	for _, t := range list {
+		if t.Name == simTopic {
+			j.topics[s] = t.ID
+			if j.creators[t.ID] == nil {
+				j.creators[t.ID] = s
+			}
+		}
+	}
+}
+
+// drop deletes a site's topic. What is there then is not the library's doing.
+func (j *judge) drop(s *site) bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if err := s.host.DeleteTopic(context.Background(), simTopic); err != nil {
+		return false // there is none, or the site has crashed
+	}
+	for num := range j.w.partitions {
+		m := j.log(s, num)
+		m.deleted = m.nodes
+		m.start, m.end, m.retained, m.nodes, m.last = 0, 0, 0, nil, nil
+		m.cuts, m.cutSize, m.ceiling = nil, 0, -1
+	}
+	j.topics[s] = mirror.TopicID{}
+	return true
+}
+
+// created says that a site has made a topic once.
+func (j *judge) created(s *site) bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for _, by := range j.creators {
+		if by == s {
+			return true
+		}
+	}
+	return false
+}
+
+func (j *judge) topic(s *site) mirror.TopicID {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.topics[s]
+}
+
+// log is the model of a partition of the topic that has the name at a site.
+func (j *judge) log(s *site, partition int32) *logModel { return j.logOf(s, j.topics[s], partition) }
+
+func (j *judge) logOf(s *site, id mirror.TopicID, partition int32) *logModel {
+	k := logKey{s, id, partition}
 	m := j.logs[k]
 	if m == nil {
 		m = &logModel{epoch: -1, ceiling: -1, totals: make(map[*link]int64), takeovers: make(map[*site]tookOver)}
@@ -152,7 +215,7 @@ func (j *judge) bounds(s *site, partition int32) (start, end int64, epoch int32)
 func (j *judge) watch(l *watchedLog, batches []byte, to int64, change func() error) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	m := j.log(l.s, l.partition)
+	m := j.logOf(l.s, l.id, l.partition)
 	err := change()
 	if errors.Is(err, mirror.ErrClosed) {
 		return err // of a host that has crashed: nothing has changed, and it is another's log by now
@@ -176,7 +239,8 @@ func (j *judge) watch(l *watchedLog, batches []byte, to int64, change func() err
 func (j *judge) owned(s *site, partition int32) bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	return s == j.w.sites[0] || j.log(s, partition).owned
+	id := j.topics[s]
+	return id != mirror.TopicID{} && (s == j.creators[id] || j.log(s, partition).owned)
 }
 
 func (j *judge) name(l *watchedLog) string {
@@ -214,7 +278,7 @@ func (j *judge) appended(l *watchedLog, m *logModel, batches []byte, end int64) 
 			j.blame("%s has a gap [%d, %d)", j.name(l), m.end, h.Base)
 		case m.last != nil && h.LeaderEpoch < m.last.h.LeaderEpoch:
 			j.blame("%s has epoch %d at offset %d after %d", j.name(l), h.LeaderEpoch, h.Base, m.last.h.LeaderEpoch)
-		case known && len(m.nodes) > 0 && n.prev != nil && n.prev != m.last && j.held(n.prev, l.partition):
+		case known && len(m.nodes) > 0 && n.prev != nil && n.prev != m.last && j.held(n.prev, l.partition) && !j.first(l, n):
 			j.blame("%s: the batch at offset %d (epoch %d) follows (epoch %d, offset %d) of %s, at %s it followed (epoch %d, offset %d) of %s",
 				j.name(l), h.Base, h.LeaderEpoch, m.last.h.LeaderEpoch, m.last.h.Base, m.last.by, n.by, n.prev.h.LeaderEpoch, n.prev.h.Base, n.prev.by)
 		}
@@ -226,11 +290,22 @@ func (j *judge) appended(l *watchedLog, m *logModel, batches []byte, end int64) 
 	}
 }
 
+// first says that a batch is the first that its source has left: nothing of what a mirror holds before it can be compared with any more,
+// and all of that goes at once.
+func (j *judge) first(l *watchedLog, n *node) bool {
+	by := l.s.mirrored(l.partition)
+	if by == nil {
+		return false
+	}
+	theirs := j.logOf(by.src, l.id, l.partition).nodes
+	return len(theirs) > 0 && theirs[0] == n
+}
+
 // held says whether any site has a batch. Nobody can compare with one that retention has dropped everywhere: what a mirror holds in its
 // place lies below the source's start, and goes at once.
 func (j *judge) held(n *node, partition int32) bool {
 	for k, m := range j.logs {
-		if k.partition == partition && slices.Contains(m.nodes, n) {
+		if k.partition == partition && k.id == n.id && slices.Contains(m.nodes, n) {
 			return true
 		}
 	}
@@ -239,7 +314,7 @@ func (j *judge) held(n *node, partition int32) bool {
 
 // know finds or makes the node of a batch; nil if its name stands for another.
 func (j *judge) know(l *watchedLog, m *logModel, h batch.Header, raw []byte) (n *node, known bool) {
-	k := nodeKey{l.partition, h.LeaderEpoch, h.Base}
+	k := nodeKey{l.id, l.partition, h.LeaderEpoch, h.Base}
 	if n := j.nodes[k]; n != nil {
 		if !bytes.Equal(n.raw, raw) {
 			j.blame("epoch %d and offset %d of partition %d name two batches, one of %s and one of %s", h.LeaderEpoch, h.Base, l.partition, n.by, l.s.name)
@@ -247,7 +322,7 @@ func (j *judge) know(l *watchedLog, m *logModel, h batch.Header, raw []byte) (n 
 		}
 		return n, true
 	}
-	n = &node{h: h, raw: bytes.Clone(raw), by: l.s.name, prev: m.last, after: m.end, control: -1, sites: make(map[*site]bool)}
+	n = &node{id: l.id, h: h, raw: bytes.Clone(raw), by: l.s.name, prev: m.last, after: m.end, control: -1, sites: make(map[*site]bool)}
 	if h.Control() {
 		if c, err := batch.ParseControl(raw); err == nil {
 			n.control = c.Type
@@ -278,7 +353,7 @@ func (s *site) mirrored(partition int32) *link {
 	mirrors := maps.Clone(s.attached)
 	s.mu.Unlock()
 	for l, m := range mirrors {
-		if st, ok := partitionStatus(m, partition); ok && st.State != mirror.Stopped {
+		if st, _, ok := partitionStatus(m, partition); ok && st.State != mirror.Stopped {
 			return l
 		}
 	}
@@ -288,7 +363,7 @@ func (s *site) mirrored(partition int32) *link {
 // takenOver notes a takeover, with its last batch just appended.
 func (j *judge) takenOver(l *watchedLog, m *logModel) {
 	j.takeovers++
-	m.owned, m.overwrite = true, false
+	m.owned, m.overwrite = true, j.overwriting[l.s] > 0
 	if by := l.s.mirrored(l.partition); by != nil {
 		m.takeovers[by.src] = tookOver{j.takeovers, m.last.h.LeaderEpoch}
 	}
@@ -312,15 +387,19 @@ func (m *logModel) open() (producers []int64) {
 	return slices.Sorted(maps.Keys(open))
 }
 
-// allow notes that Overwrite begins, or ends: what was written at the site may be dropped. Of an Overwrite and a takeover at once
-// either may come last.
-func (j *judge) allow(s *site, running int) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	j.overwriting[s] += running
-	for num := range j.w.partitions {
-		j.log(s, num).overwrite = true
+// overwrite calls Overwrite: what was written at the site may be dropped from the call on, which may take long.
+func (j *judge) overwrite(ctx context.Context, s *site, m *mirror.Mirror) error {
+	allow := func(calls int) {
+		j.mu.Lock()
+		defer j.mu.Unlock()
+		j.overwriting[s] += calls
+		for num := range j.w.partitions {
+			j.log(s, num).overwrite = true
+		}
 	}
+	allow(1)
+	defer allow(-1)
+	return m.Overwrite(ctx, simTopic)
 }
 
 // undoes says that a mirror's cut drops what was written here since the site took over from the other one, though that has not taken over
@@ -330,10 +409,23 @@ func (j *judge) undoes(l *watchedLog, m *logModel, dropped []*node) bool {
 	if by == nil || m.overwrite || j.overwriting[l.s] > 0 {
 		return false
 	}
-	ours, theirs := m.takeovers[by.src], j.log(by.src, l.partition).takeovers[l.s]
+	ours, theirs := m.takeovers[by.src], j.logOf(by.src, l.id, l.partition).takeovers[l.s]
 	return ours.number >= theirs.number && slices.ContainsFunc(dropped, func(n *node) bool {
 		return n.by == l.s.name && n.h.LeaderEpoch >= ours.epoch && !n.h.Control() && !n.sites[by.src]
 	})
+}
+
+// strange says that a mirror's cut drops what the source held when its topic was deleted: another one may have answered in its name.
+func (j *judge) strange(l *watchedLog, m *logModel, dropped []*node) bool {
+	by := l.s.mirrored(l.partition)
+	if by == nil || m.overwrite || j.topics[by.src] == l.id {
+		return false
+	}
+	if st, _, _ := partitionStatus(l.s.mirrors[by], l.partition); st.State == mirror.Stopping {
+		return false // to the last stable offset
+	}
+	had := j.logOf(by.src, l.id, l.partition).deleted
+	return slices.ContainsFunc(dropped, func(n *node) bool { return slices.Contains(had, n) })
 }
 
 // cut notes that everything from end on was dropped: from an offset on, and the batch that it lies in; j.mu is held.
@@ -343,6 +435,9 @@ func (j *judge) cut(l *watchedLog, m *logModel, to, end int64) {
 		m.dropped(span{to, m.end}, to)
 		if j.undoes(l, m, m.nodes[kept:]) {
 			j.blame("%s: a cut to %d drops what was written there since the takeover", j.name(l), to)
+		}
+		if j.strange(l, m, m.nodes[kept:]) {
+			j.blame("%s: a cut to %d drops what the source held when its topic was deleted", j.name(l), to)
 		}
 	}
 	if kept < len(m.nodes) {
@@ -365,7 +460,7 @@ func (m *logModel) dropped(s span, end int64) {
 func (j *judge) watchReset(l *watchedLog, start int64, change func() error) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	m := j.log(l.s, l.partition)
+	m := j.logOf(l.s, l.id, l.partition)
 	if err := change(); err != nil {
 		return err
 	}
@@ -377,6 +472,9 @@ func (j *judge) watchReset(l *watchedLog, start int64, change func() error) erro
 		}
 		if j.undoes(l, m, m.nodes) {
 			j.blame("%s: a reset to %d drops what was written there since the takeover", j.name(l), start)
+		}
+		if j.strange(l, m, m.nodes) {
+			j.blame("%s: a reset to %d drops what the source held when its topic was deleted", j.name(l), start)
 		}
 	}
 	m.start, m.end, m.retained, m.nodes, m.last = start, start, start, nil, nil
@@ -459,6 +557,7 @@ func (j *judge) persisted(s *site, batches []byte) {
 // crashed reads what a crash has left.
 func (j *judge) crashed(s *site) {
 	ctx := context.WithValue(context.Background(), unwatched{}, true)
+	j.named(s)
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	for num := range j.w.partitions {
@@ -479,7 +578,7 @@ func (j *judge) crashed(s *site) {
 				j.blame("%s-%d of %s after a crash: %v", simTopic, num, s.name, err)
 				return
 			}
-			n := j.nodes[nodeKey{num, h.LeaderEpoch, h.Base}]
+			n := j.nodes[nodeKey{j.topics[s], num, h.LeaderEpoch, h.Base}]
 			if n == nil {
 				j.blame("%s-%d of %s after a crash: unknown batch at offset %d", simTopic, num, s.name, h.Base)
 				return
@@ -554,7 +653,7 @@ func (j *judge) lookAt(s *site, num int32) {
 	}
 	gate := s.c.CheckWrite(simTopic, num)
 	for l, m := range s.mirrors {
-		st, ok := partitionStatus(m, num)
+		st, id, ok := partitionStatus(m, num)
 		if !ok {
 			continue
 		}
@@ -562,7 +661,7 @@ func (j *judge) lookAt(s *site, num int32) {
 			j.accuse("%s: the gate of partition %d is open in state %s", l.name, num, st.State)
 		}
 		j.mu.Lock()
-		model := j.log(s, num)
+		model := j.logOf(s, id, num)
 		if total := st.Totals.Lost + st.Totals.Cut; total < model.totals[l] {
 			j.blame("%s: totals of partition %d fell from %d to %d", l.name, num, model.totals[l], total)
 		} else {
@@ -573,6 +672,9 @@ func (j *judge) lookAt(s *site, num int32) {
 	epoch := p.LeaderEpoch()
 	j.mu.Lock()
 	defer j.mu.Unlock()
+	if p.TopicID() != j.topics[s] {
+		return // deleted, and nobody has noticed yet
+	}
 	m := j.log(s, num)
 	if epoch < m.epoch {
 		j.blame("%s: leader epoch of partition %d fell from %d to %d", s.name, num, m.epoch, epoch)
@@ -581,7 +683,7 @@ func (j *judge) lookAt(s *site, num int32) {
 	if m.last != nil && len(m.nodes) > 0 && m.last.h.LeaderEpoch > epoch {
 		j.blame("%s: partition %d holds epoch %d, above its leader epoch %d", s.name, num, m.last.h.LeaderEpoch, epoch)
 	}
-	if int(num) < len(s.tails) {
+	if int(num) < len(s.tails) && s.tails[num].p == p {
 		j.believes(s, num, m, s.tails[num])
 	}
 }
@@ -616,10 +718,27 @@ func (j *judge) believes(s *site, num int32, m *logModel, tl *tail) {
 	}
 }
 
+// gone says that a link's source no longer has its topic, and that the link knows: its partitions are FAILED and wait for someone's word, or
+// STOPPED if that was asked for.
+func (j *judge) gone(l *link) bool {
+	for num := range j.w.partitions {
+		st, id, ok := partitionStatus(l.dst.mirrors[l], num)
+		if !ok {
+			continue
+		}
+		if theirs := j.topic(l.src); id == theirs && id == j.topic(l.dst) {
+			return false
+		} else if stopped := st.State == mirror.Stopped && j.w.follow && theirs == (mirror.TopicID{}); !stopped && (st.State != mirror.Failed || !st.NeedsWord) {
+			return false
+		}
+	}
+	return true
+}
+
 // same compares both ends of a link that has caught up; a difference is wrong if that is final.
 func (j *judge) same(l *link, final bool) bool {
 	for num := range j.w.partitions {
-		if _, ok := partitionStatus(l.dst.mirrors[l], num); !ok {
+		if _, _, ok := partitionStatus(l.dst.mirrors[l], num); !ok {
 			continue
 		}
 		j.mu.Lock()
@@ -654,6 +773,7 @@ func drawing(nodes []*node) string {
 func (j *judge) atRest() {
 	ctx := context.WithValue(j.w.t.Context(), unwatched{}, true)
 	for _, s := range j.w.sites {
+		_, _ = s.c.Topics(ctx) // a topic that was deleted is gone for all
 		for num := range j.w.partitions {
 			p, err := s.c.Partition(ctx, simTopic, num)
 			if errors.Is(err, mirror.ErrUnknownPartition) {

@@ -21,12 +21,16 @@ const (
 	opLag       op = "lag"
 	opRetain    op = "retain"
 	opGrow      op = "grow"
+	opDelete    op = "delete" // the topic, and perhaps makes another one of that name
+	opSwap      op = "swap"   // the same at a source, while a mirror is paused
+	opCreate    op = "create" // one where it was deleted
 	opAdd       op = "add"
 	opPause     op = "pause"
 	opResume    op = "resume"
 	opRemove    op = "remove"
 	opPromote   op = "promote"
 	opOverwrite op = "overwrite"
+	opAnew      op = "anew"   // what is advised when the source has another topic of that name by now
 	opBroken    op = "broken" // a round that begins over a cable which breaks, and is stopped
 	opBoth      op = "both"   // ends of a link add at once
 	opCrash     op = "crash"
@@ -45,8 +49,8 @@ var weights = []struct {
 	weight int
 }{
 	{opWrite, 26}, {opTxn, 14}, {opMarker, 10}, {opDirect, 4},
-	{opElect, 4}, {opUnclean, 5}, {opLag, 3}, {opRetain, 4}, {opGrow, 2},
-	{opAdd, 12}, {opPause, 3}, {opResume, 5}, {opRemove, 4}, {opPromote, 2}, {opOverwrite, 4}, {opBroken, 3}, {opBoth, 1},
+	{opElect, 4}, {opUnclean, 5}, {opLag, 3}, {opRetain, 4}, {opGrow, 2}, {opDelete, 1}, {opSwap, 1}, {opCreate, 1},
+	{opAdd, 12}, {opPause, 3}, {opResume, 5}, {opRemove, 4}, {opPromote, 2}, {opOverwrite, 4}, {opAnew, 2}, {opBroken, 3}, {opBoth, 1},
 	{opCrash, 2}, {opCrashSoon, 6}, {opRestart, 2}, {opFaults, 3}, {opSlow, 2},
 	{opCable, 4}, {opMend, 4}, {opWait, 16},
 }
@@ -98,6 +102,14 @@ func (w *world) step(st step) {
 		if w.judge.owned(s, 0) {
 			_ = s.host.EnsureTopic(w.t.Context(), mirror.Topic{Name: simTopic, Partitions: w.partitions})
 		}
+	case opDelete:
+		if (st.x%3 == 0 || !s.closed(num)) && w.judge.drop(s) && st.y%4 > 0 {
+			w.create(s, num, st.z%12)
+		}
+	case opCreate:
+		if w.judge.topic(s) == (mirror.TopicID{}) && w.judge.created(s) {
+			w.create(s, num, st.z%12)
+		}
 	case opCrash:
 		s.mu.Lock()
 		s.crash()
@@ -140,11 +152,7 @@ func (w *world) command(s *site, st step) {
 	run := func(f func(context.Context, ...string) error) {
 		w.do(wait, func(ctx context.Context) { w.judge.answer(l, st, f(ctx, simTopic)) })
 	}
-	overwrite := func(ctx context.Context, topics ...string) error {
-		w.judge.allow(s, 1)
-		defer w.judge.allow(s, -1)
-		return m.Overwrite(ctx, topics...)
-	}
+	overwrite := func(ctx context.Context, _ ...string) error { return w.judge.overwrite(ctx, s, m) }
 	switch st.op {
 	case opAdd:
 		run(m.AddTopics)
@@ -158,6 +166,24 @@ func (w *world) command(s *site, st step) {
 		run(m.Promote)
 	case opOverwrite:
 		run(overwrite)
+	case opSwap:
+		if num := int32(st.z) % w.partitions; w.judge.topic(l.src) == w.judge.topic(s) && !l.src.closed(num) {
+			run(m.Pause)
+			if w.judge.drop(l.src) {
+				w.create(l.src, num, st.z%12)
+			}
+			run(m.Resume)
+		}
+	case opAnew:
+		if !w.strange(l) {
+			return
+		}
+		run(m.Remove)
+		if w.judge.drop(s); st.z%2 == 0 {
+			run(m.AddTopics)
+		} else {
+			run(overwrite)
+		}
 	case opBroken:
 		l.cable.breakIn(10 + st.z)
 		run(overwrite)
@@ -219,7 +245,27 @@ func (w *world) append(s *site, num int32, b []byte, sync, wait bool) {
 	})
 }
 
-// direct appends as a host does that has a log of its own: between BeginWrite and done. Nobody else writes meanwhile.
+// create makes a topic that nobody has yet, and writes a few batches to a partition.
+func (w *world) create(s *site, num int32, batches int) {
+	partitions := w.partitions
+	if w.grown {
+		partitions = 1
+	}
+	_ = s.host.EnsureTopic(w.t.Context(), mirror.Topic{Name: simTopic, Partitions: partitions})
+	w.judge.named(s)
+	for range batches {
+		w.append(s, num%partitions, w.records(s, 2, -1, false), false, true)
+	}
+}
+
+// strange says that the ends of a link have different topics of the name.
+func (w *world) strange(l *link) bool {
+	src, dst := w.judge.topic(l.src), w.judge.topic(l.dst)
+	return src != dst && src != mirror.TopicID{} && dst != mirror.TopicID{}
+}
+
+// direct appends as a host does that has a log of its own: between BeginWrite and done. Nobody else writes meanwhile. It says when it
+// has deleted a topic.
 func (w *world) direct(s *site, num int32, b []byte, gap int64) {
 	s.mu.Lock()
 	busy := s.appending > 0
@@ -229,6 +275,10 @@ func (w *world) direct(s *site, num int32, b []byte, gap int64) {
 	}
 	c := s.c
 	w.do(time.Second, func(ctx context.Context) {
+		_, err := c.Topics(ctx)
+		if err != nil {
+			return
+		}
 		epoch, done, err := c.BeginWrite(ctx, simTopic, num)
 		if err != nil {
 			return

@@ -99,6 +99,7 @@ type history struct {
 	partitions int32
 	grown      bool // the topic begins with one partition
 	stable     bool // takeovers cut to the last stable offset
+	follow     bool // a deletion at the source is a takeover
 	steps      []step
 }
 
@@ -118,11 +119,12 @@ const drawn = 100 // the numbers of a step lie below it
 
 func draw(seed uint64) history {
 	r := rand.New(rand.NewPCG(seed, 0))
-	h := history{seed: seed, sites: 2, partitions: 1 + int32(r.IntN(2)), grown: r.IntN(3) == 0, stable: r.IntN(6) == 0}
+	h := history{seed: seed, sites: 2, partitions: 1 + int32(r.IntN(2)), grown: r.IntN(3) == 0, stable: r.IntN(6) == 0, follow: r.IntN(4) == 0}
 	if r.IntN(4) == 0 {
 		h.sites = 3
 	}
-	total := 0
+	weights, total := slices.Clone(weights), 0
+	weights[r.IntN(len(weights))].weight += 15 // what is rare is frequent in some histories
 	for _, w := range weights {
 		total += w.weight
 	}

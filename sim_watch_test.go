@@ -21,7 +21,8 @@ func (h watchedHost) OpenLog(ctx context.Context, topic string, partition int32)
 	}
 	switch topic {
 	case simTopic:
-		return &watchedLog{l, h.s, partition}, nil
+		h.s.w.judge.named(h.s)
+		return &watchedLog{l, h.s, l.(mirror.TopicIDer).TopicID(), partition}, nil
 	case mirror.StateTopic:
 		return &stateLog{l, h.s}, nil
 	}
@@ -32,8 +33,11 @@ func (h watchedHost) OpenLog(ctx context.Context, topic string, partition int32)
 type watchedLog struct {
 	mirror.Log
 	s         *site
+	id        mirror.TopicID
 	partition int32
 }
+
+func (l *watchedLog) TopicID() mirror.TopicID { return l.id }
 
 func (l *watchedLog) Append(ctx context.Context, batches []byte) error {
 	l.s.mu.Lock()

@@ -103,6 +103,7 @@ func (w *world) play() {
 		first.Partitions = 1
 	}
 	require.NoError(w.t, w.sites[0].host.EnsureTopic(w.t.Context(), first))
+	w.judge.named(w.sites[0])
 	for _, s := range w.sites {
 		s.open()
 	}
@@ -140,6 +141,9 @@ func (w *world) note() {
 			b.WriteString(" down")
 			continue
 		}
+		if id := w.judge.topic(s); id != (mirror.TopicID{}) {
+			fmt.Fprintf(&b, " #%.2s", id)
+		}
 		for num := range w.partitions {
 			start, end, last := w.judge.bounds(s, num)
 			fmt.Fprintf(&b, "  %d: [%d,%d) e%d", num, start, end, last)
@@ -147,7 +151,7 @@ func (w *world) note() {
 				b.WriteString(" open")
 			}
 			for l, m := range s.mirrors {
-				if st, ok := partitionStatus(m, num); ok {
+				if st, _, ok := partitionStatus(m, num); ok {
 					fmt.Fprintf(&b, " %s:%s", l.src.name, st.State)
 				}
 			}
@@ -163,13 +167,13 @@ func (w *world) note() {
 	}
 }
 
-func partitionStatus(m *mirror.Mirror, num int32) (mirror.PartitionStatus, bool) {
+func partitionStatus(m *mirror.Mirror, num int32) (mirror.PartitionStatus, mirror.TopicID, bool) {
 	for _, ts := range m.Describe().Topics {
 		if ts.Name == simTopic && int(num) < len(ts.Partitions) {
-			return ts.Partitions[num], true
+			return ts.Partitions[num], ts.ID, true
 		}
 	}
-	return mirror.PartitionStatus{}, false
+	return mirror.PartitionStatus{}, mirror.TopicID{}, false
 }
 
 // rest ends all trouble, and lets all that is mirrored catch up, sources first.
@@ -236,10 +240,14 @@ func (w *world) active() (list []*link) {
 	return list
 }
 
-// settle waits until both ends of a link are equal. A loop of mirrors can't come to rest: its partitions say so.
+// settle waits until both ends of a link are equal. A loop of mirrors can't come to rest: its partitions say so. Nor can a mirror of
+// a topic that was deleted at its source: that one is started over.
 func (w *world) settle(l *link) error {
 	m := l.dst.mirrors[l]
-	if err := m.Resume(w.t.Context(), simTopic); err != nil {
+	if w.judge.gone(l) {
+		return w.startOver(l)
+	}
+	if err := errors.Join(m.Recover(w.t.Context(), simTopic), m.Resume(w.t.Context(), simTopic)); err != nil {
 		return err
 	}
 	for tries := 0; ; tries++ {
@@ -250,6 +258,8 @@ func (w *world) settle(l *link) error {
 		switch {
 		case errors.Is(err, mirror.ErrFailed) && strings.Contains(err.Error(), mirror.ErrPeerActive.Error()):
 			return nil
+		case w.judge.gone(l):
+			return w.startOver(l)
 		case err == nil && w.judge.same(l, tries == 20):
 			return nil
 		case err != nil && !errors.Is(err, mirror.ErrFailed), tries == 20:
@@ -257,6 +267,29 @@ func (w *world) settle(l *link) error {
 		}
 		pass(5 * time.Second) // it is tried again, or a cut at the source has yet to be noticed
 	}
+}
+
+// startOver does what is advised about a topic that the source no longer has.
+func (w *world) startOver(l *link) error {
+	m, ctx := l.dst.mirrors[l], w.t.Context()
+	if err := m.Remove(ctx, simTopic); err != nil {
+		return err
+	}
+	for num := range w.partitions {
+		if err := l.dst.c.CheckWrite(simTopic, num); err != nil {
+			return err
+		}
+	}
+	w.judge.drop(l.dst)
+	begin := []func(context.Context, ...string) error{m.AddTopics, m.Resume, m.Overwrite}[w.rng.IntN(3)]
+	err := begin(ctx, simTopic)
+	switch exists := w.judge.topic(l.src) != (mirror.TopicID{}); {
+	case exists && err == nil:
+		return w.settle(l)
+	case !exists && errors.Is(err, mirror.ErrUnknownTopic), errors.Is(err, mirror.ErrPeerActive):
+		return nil
+	}
+	return fmt.Errorf("start over: %w", err)
 }
 
 const simNodes = 2
@@ -275,6 +308,9 @@ func (s *site) open() error {
 	}
 	if s.w.stable {
 		opts = append(opts, mirror.TruncateToStable(1000))
+	}
+	if s.w.follow {
+		opts = append(opts, mirror.StopOnSourceDelete())
 	}
 	c, err := mirror.Open(ctx, watchedHost{s.host, s}, opts...)
 	if err != nil {
@@ -353,12 +389,18 @@ func (s *site) revive() {
 
 // watchTails follows the partitions that there are by now.
 func (s *site) watchTails() {
-	for num := int32(len(s.tails)); num < s.w.partitions; num++ {
+	for num := range s.w.partitions {
 		p, err := s.c.Partition(s.w.t.Context(), simTopic, num)
 		if err != nil {
 			return
 		}
-		s.tails = append(s.tails, follow(p))
+		switch {
+		case int(num) == len(s.tails):
+			s.tails = append(s.tails, follow(p))
+		case s.tails[num].p != p:
+			s.tails[num].stop()
+			s.tails[num] = follow(p)
+		}
 	}
 }
 
@@ -537,6 +579,7 @@ func (p *plugged) Close() error {
 
 // tail is a reader that follows a partition and keeps what it has read: unless it is told of a cut, it believes that it still holds.
 type tail struct {
+	p      *mirror.Partition
 	cancel context.CancelFunc
 	done   chan struct{}
 
@@ -547,18 +590,18 @@ type tail struct {
 
 func follow(p *mirror.Partition) *tail {
 	ctx, cancel := context.WithCancel(context.Background())
-	tl := &tail{cancel: cancel, done: make(chan struct{}), read: make(map[int64]string)}
+	tl := &tail{p: p, cancel: cancel, done: make(chan struct{}), read: make(map[int64]string)}
 	go func() {
 		defer close(tl.done)
 		pos, _ := p.Bounds()
-		for ctx.Err() == nil {
+		for ctx.Err() == nil && pos >= 0 {
 			pos = tl.from(ctx, p, pos)
 		}
 	}()
 	return tl
 }
 
-// from reads until something ends it, and says where to go on.
+// from reads until something ends it, and says where to go on; -1 if the log is no more.
 func (tl *tail) from(ctx context.Context, p *mirror.Partition, pos int64) int64 {
 	began := pos
 	for msg, err := range p.Records(ctx, pos, mirror.Follow(), mirror.ReadUncommitted()) {
@@ -579,6 +622,8 @@ func (tl *tail) from(ctx context.Context, p *mirror.Partition, pos int64) int64 
 			}
 			clear(tl.read) // it says nothing of what was read before this one began
 			pos, _ = p.Bounds()
+		case errors.Is(err, mirror.ErrUnknownPartition), errors.Is(err, mirror.ErrClosed):
+			pos = -1
 		case ctx.Err() == nil: // out of range, or the host: begin anew
 			clear(tl.read)
 			pos, _ = p.Bounds()
