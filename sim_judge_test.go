@@ -406,7 +406,7 @@ func (j *judge) overwrite(ctx context.Context, s *site, m *mirror.Mirror) error 
 // from here since, nor ever had it and lost it. Nobody but Overwrite may do that.
 func (j *judge) undoes(l *watchedLog, m *logModel, dropped []*node) bool {
 	by := l.s.mirrored(l.partition)
-	if by == nil || m.overwrite || j.overwriting[l.s] > 0 {
+	if by == nil || m.overwrite {
 		return false
 	}
 	ours, theirs := m.takeovers[by.src], j.logOf(by.src, l.id, l.partition).takeovers[l.s]

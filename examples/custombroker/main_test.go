@@ -25,7 +25,7 @@ const (
 	orders = "orders"
 
 	readOnlyTopic              = "[134]" // as kafka-go prints a code that it does not know; provisional, like all of KIP-1279's
-	clusterAuthorizationFailed = "error 31"
+	clusterAuthorizationFailed = "Cluster Authorization Failed"
 )
 
 func TestATopicGoesIntoTheBrokerAndBack(t *testing.T) {
