@@ -103,8 +103,10 @@ type stateModel struct {
 }
 
 type roundSeen struct {
-	Number int64 `json:"number"`
-	Stored bool  `json:"stored"`
+	Number  int64 `json:"number"`
+	Stored  bool  `json:"stored"`
+	Existed bool  `json:"existed"`
+	Aligned bool  `json:"aligned"`
 }
 
 func newJudge(w *world) *judge {
@@ -548,6 +550,8 @@ func (j *judge) persisted(s *site, batches []byte) {
 				before, _ := statelog.ParsePosition([]byte(st.positions[id]))
 				after, _ := statelog.ParsePosition([]byte(positions[id]))
 				j.blame("%s stores a second position %v in round %d, after %v", s.name, after, r.Number, before)
+			} else if was.Number == r.Number && r.Stored && !was.Stored && was.Existed && !was.Aligned {
+				j.blame("%s stores a position in round %d, though nothing was mirrored in it", s.name, r.Number)
 			}
 		}
 		st.rounds, st.positions = rounds, positions
