@@ -15,6 +15,7 @@ import (
 	"github.com/segmentio/kafka-go/compress"
 
 	"github.com/clustermirror/mirror/internal/batch"
+	"github.com/clustermirror/mirror/internal/summary"
 )
 
 const (
@@ -37,11 +38,12 @@ func ReadUncommitted() ReadOption { return func(o *readOptions) { o.uncommitted 
 func Follow() ReadOption { return func(o *readOptions) { o.follow = true } }
 
 // CutError ends Records when the log no longer holds what was read from it: the source lost records (an unclean election), or a
-// failback dropped what it never had. Whoever acted on the records from From on has to undo that, and reads on from From.
+// failback dropped what it never had. Whoever acted on the records from From on has to undo that, and reads on from From. It may lie
+// below where this Records began: then of what was read before, with others, some is gone too. Cuts from before it began are not told.
 type CutError struct {
 	Topic     string
 	Partition int32
-	From, To  int64 // of the offsets below To, which were read, those from From on are gone, or are others now
+	From, To  int64 // of the offsets below To, those from From on are gone, or are others now
 }
 
 func (e *CutError) Error() string {
@@ -74,13 +76,14 @@ var errBreak = errors.New("break")
 // reader is one iteration of Records.
 type reader struct {
 	readOptions
-	p    *Partition
-	from int64
-	pos  int64 // everything from from up to here was read
-	buf  []byte
+	p     *Partition
+	from  int64
+	start int64 // of the log when it began
+	pos   int64 // everything from from up to here was read
+	buf   []byte
 
-	// past are the leader epochs of what was read, as Partition.EpochAt answers them, each with where it ended so far. While
-	// they still are what the log says, nothing that was read was cut: an epoch and an offset never name two batches.
+	// past are the leader epochs of the log up to pos, as Partition.EpochAt answers them, each with where it ended so far. While
+	// they still are what the log says, nothing below pos was cut: an epoch and an offset never name two batches.
 	past []epochUpTo
 }
 
@@ -94,11 +97,9 @@ func (r *reader) run(ctx context.Context, yield func(kafka.Message) bool) error 
 	if r.from < start || r.from > end {
 		return fmt.Errorf("records of %s from offset %d, log is [%d, %d): %w", r.p, r.from, start, end, ErrOutOfRange)
 	}
-	epoch, err := r.p.EpochAt(ctx, r.from-1)
-	if err != nil {
+	if err := r.begin(ctx); err != nil {
 		return err
 	}
-	r.passed(epoch, r.from)
 	moved := make(chan struct{}, 1)
 	defer r.p.Notify(moved)()
 	for {
@@ -125,6 +126,22 @@ func (r *reader) run(ctx context.Context, yield func(kafka.Message) bool) error 
 			return r.cut(ctx)
 		}
 	}
+}
+
+// begin notes the epochs of what lies below, for somebody may have read it before: a cut that begins there is told from there on.
+func (r *reader) begin(ctx context.Context) error {
+	return r.p.know(ctx, func(s *summary.Summary) {
+		r.start, _ = r.p.Bounds()
+		end := r.from
+		for _, e := range slices.Backward(s.Epochs().Entries()) {
+			if e.Start < r.from {
+				r.past = append(r.past, epochUpTo{e.Epoch, end})
+				end = e.Start
+			}
+		}
+		slices.Reverse(r.past)
+		r.passed(s.Epochs().At(r.from-1), r.from)
+	})
 }
 
 // limit is how far to read now; end is the end of the log, taken before.
@@ -257,19 +274,19 @@ func (r *reader) checkCut(ctx context.Context) error {
 	return nil
 }
 
-// cut makes the *CutError: what was read and what is there part where the last epoch that both know ends for the first of them.
+// cut makes the *CutError: what was there and what is there part where the last epoch that both know ends for the first of them.
 //
 //	read   epoch 3 [0, 50)  epoch 5 [50, 60)
 //	now    epoch 3 [0, 40)  epoch 6 [40, 90)      cut at 40
 func (r *reader) cut(ctx context.Context) error {
-	e := &CutError{Topic: r.p.topic, Partition: r.p.num, From: r.from, To: r.pos}
+	e := &CutError{Topic: r.p.topic, Partition: r.p.num, From: r.start, To: r.pos}
 	for _, known := range slices.Backward(r.past) {
 		found, end, err := r.p.EpochEnd(ctx, known.epoch)
 		if err != nil {
 			return err
 		}
 		if found == known.epoch && found >= 0 {
-			e.From = max(e.From, min(end, known.end))
+			e.From = min(end, known.end)
 			break
 		}
 	}

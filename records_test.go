@@ -2,6 +2,7 @@ package mirror_test
 
 import (
 	"bytes"
+	"cmp"
 	"compress/gzip"
 	"context"
 	"encoding/binary"
@@ -358,6 +359,52 @@ func TestReadersAreToldOfACutThatWasRefilled(t *testing.T) {
 			var cut *mirror.CutError
 			require.ErrorAs(t, err, &cut)
 			require.Equal(t, c.want, cut)
+		})
+	}
+}
+
+// A cut that begins below where this iteration did: it is told from where it begins, as somebody may have read what lies there.
+func TestACutIsToldFromWhereItBegins(t *testing.T) {
+	at := func(base int64, epoch int32, list ...string) []byte {
+		return values(batch.Header{Base: base, LeaderEpoch: epoch}, list...)
+	}
+	before := [][]byte{at(0, 1, "a"), at(1, 1, "b"), at(2, 3, "c"), at(3, 3, "d"), at(4, 5, "e"), at(5, 5, "f"), at(6, 5, "g")}
+	for name, c := range map[string]struct {
+		from, start, cut, want int64
+		refill                 int32 // leader epoch, 9 if not given
+		empty                  bool  // not refilled
+	}{
+		"in the epoch that is read":           {from: 6, cut: 5, want: 5},
+		"where it began":                      {from: 4, cut: 4, want: 4},
+		"in the epoch below":                  {from: 5, cut: 3, want: 3},
+		"where an epoch begins":               {from: 5, cut: 2, want: 2},
+		"in the first epoch":                  {from: 6, cut: 1, want: 1},
+		"with nothing read yet":               {from: 7, cut: 3, want: 3},
+		"all of it":                           {from: 6, cut: 0, want: 0},
+		"all of a log that begins later":      {from: 6, start: 3, cut: 3, want: 3},
+		"in the epoch where the log begins":   {from: 6, start: 3, cut: 4, want: 4},
+		"below the log's start, and refilled": {from: 6, start: 3, cut: 1, want: 1},
+		"below the log's start":               {from: 6, start: 3, cut: 1, empty: true, want: 1},
+		"an epoch goes on that had ended":     {from: 6, cut: 4, refill: 3, want: 4},
+		"all of it, for lower epochs":         {from: 6, cut: 0, refill: -1, want: 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p, log := partitionOf(t, before...)
+				require.NoError(t, p.AdvanceStart(t.Context(), c.start))
+				got, ended := following(t.Context(), p, c.from)
+				require.Len(t, arrived(got), int(7-c.from))
+				require.NoError(t, p.Truncate(t.Context(), c.cut))
+				for offset := c.cut; offset < 9 && !c.empty; offset++ {
+					require.NoError(t, log.Append(t.Context(), at(offset, cmp.Or(c.refill, 9), "x")))
+				}
+				var cut *mirror.CutError
+				require.ErrorAs(t, <-ended, &cut)
+				require.Equal(t, mirror.CutError{Topic: "orders", From: c.want, To: 7}, *cut)
+				for _, err := range p.Records(t.Context(), cut.From) { // as the error says
+					require.NoError(t, err)
+				}
+			})
 		})
 	}
 }

@@ -125,9 +125,9 @@ var faults = []fault{
 	},
 	{
 		"readers are not told of cuts", "records.go",
-		`	e := &CutError{Topic: r.p.topic, Partition: r.p.num, From: r.from, To: r.pos}
+		`	e := &CutError{Topic: r.p.topic, Partition: r.p.num, From: r.start, To: r.pos}
 `,
-		`	e := &CutError{Topic: r.p.topic, Partition: r.p.num, From: r.from, To: r.pos}
+		`	e := &CutError{Topic: r.p.topic, Partition: r.p.num, From: r.start, To: r.pos}
 	if r.follow {
 		return nil
 	}

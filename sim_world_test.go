@@ -603,7 +603,6 @@ func follow(p *mirror.Partition) *tail {
 
 // from reads until something ends it, and says where to go on; -1 if the log is no more.
 func (tl *tail) from(ctx context.Context, p *mirror.Partition, pos int64) int64 {
-	began := pos
 	for msg, err := range p.Records(ctx, pos, mirror.Follow(), mirror.ReadUncommitted()) {
 		tl.mu.Lock()
 		var cut *mirror.CutError
@@ -617,11 +616,7 @@ func (tl *tail) from(ctx context.Context, p *mirror.Partition, pos int64) int64 
 					delete(tl.read, offset)
 				}
 			}
-			if pos = cut.From; pos > began {
-				break
-			}
-			clear(tl.read) // it says nothing of what was read before this one began
-			pos, _ = p.Bounds()
+			pos = cut.From
 		case errors.Is(err, mirror.ErrUnknownPartition), errors.Is(err, mirror.ErrClosed):
 			pos = -1
 		case ctx.Err() == nil: // out of range, or the host: begin anew
