@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"net"
 	"sync/atomic"
 	"testing"
@@ -615,6 +616,54 @@ func TestASiblingIsAdoptedOnProofOnly(t *testing.T) {
 				caughtUp(t, cb)
 				equal(t, b, c, "orders", 1)
 				require.Equal(t, int64(10+ahead+1), state(t, cb, "orders", 0).Totals.Lost)
+			})
+		})
+	}
+}
+
+// What retention and a cut have left of a log is nothing, and its last epoch was of another lineage: older epochs of the source's own
+// follow, here and in whoever mirrors from here.
+func TestAnEmptiedLogTakesOlderEpochsOfTheSource(t *testing.T) {
+	for start, cut := range map[int64]mirror.Totals{8: {Cut: 1, Cuts: 1}, 9: {}} {
+		t.Run(fmt.Sprint("from ", start), func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				a, b, c := newSource(t, broker.Nodes(2)), newSource(t), newSource(t)
+				a.create("orders", 1)
+				for range 10 {
+					a.write("orders", 0, 1)
+				}
+				dr := linked(t, "dr", b, a)
+				require.NoError(t, dr.AddTopics(t.Context(), "orders"))
+				caughtUp(t, dr)
+				require.NoError(t, dr.Remove(within(t, time.Minute), "orders"))
+				require.NoError(t, a.broker.Lag("orders", 0, 2, 6))
+				require.NoError(t, a.broker.Elect("orders", 0, 2, true)) // loses what b has
+				a.write("orders", 0, 1, 1, 1)
+				next := linked(t, "next", c, a)
+				require.NoError(t, next.AddTopics(t.Context(), "orders"))
+				caughtUp(t, next)
+				for _, s := range []*source{a, b} {
+					require.NoError(t, s.partition("orders", 0).AdvanceStart(t.Context(), start))
+				}
+				eventually(t, "start", func() bool { return state(t, next, "orders", 0).Start == start })
+
+				back := linked(t, "back", a, b)
+				require.NoError(t, back.AddTopics(t.Context(), "orders"))
+				caughtUp(t, back)
+				require.Equal(t, cut, state(t, back, "orders", 0).Totals)
+				caughtUp(t, next)
+				want := b.partition("orders", 0)
+				for _, s := range []*source{a, c} {
+					got := s.partition("orders", 0)
+					require.Equal(t, content(t, want, start), content(t, got, start))
+					for epoch := range int32(4) {
+						wantEpoch, wantEnd, err := want.EpochEnd(t.Context(), epoch)
+						require.NoError(t, err)
+						gotEpoch, gotEnd, err := got.EpochEnd(t.Context(), epoch)
+						require.NoError(t, err)
+						require.Equal(t, []any{wantEpoch, wantEnd}, []any{gotEpoch, gotEnd}, "epoch %d", epoch)
+					}
+				}
 			})
 		})
 	}

@@ -369,6 +369,9 @@ func (f *fetcher) check(resp *wire.Response, progress func()) (work []fetched) {
 			f.realign(c, fmt.Sprintf("the source's epoch %d ends at offset %d", a.Diverging.Epoch, a.Diverging.End))
 			continue
 		}
+		if f.empty(c) {
+			c.epoch = -1 // what it had before retention emptied it need not be of the source's lineage
+		}
 		v, err := validate(a.Records, expected{c.next, c.epoch, leaderEpoch, a.HighWatermark, f.empty(c), c.gap})
 		c.gap = v.gap
 		if f.blind && c.epoch >= 0 && v.epoch > max(c.epoch, compared) {

@@ -602,6 +602,9 @@ func (p *Partition) mirror(ctx context.Context, w fetched) error {
 	if err := p.keepAbove(ctx, w.epoch); err != nil {
 		return err
 	}
+	if err := p.forget(ctx, w.bytes); err != nil {
+		return err
+	}
 	inside := int64(-1)
 	err := p.change(ctx, func(ctx context.Context) error {
 		if start, end := p.log.Bounds(); start == end && w.base < end {
@@ -617,6 +620,27 @@ func (p *Partition) mirror(ctx context.Context, w fetched) error {
 		return err
 	}
 	return p.advance(ctx, inside)
+}
+
+// forget drops what an emptied log remembers of its last epoch if what follows shows that it was of another lineage.
+func (p *Partition) forget(ctx context.Context, follows []byte) error {
+	start, end := p.Bounds()
+	if start < end {
+		return nil
+	}
+	h, err := batch.Parse(follows)
+	if err != nil {
+		return fmt.Errorf("append to %s: %w", p, err)
+	}
+	if _, latest, err := p.tip(ctx); err != nil || h.LeaderEpoch >= latest {
+		return err
+	}
+	return p.withoutCheckpoint(ctx, func(context.Context) error {
+		p.mu.Lock()
+		p.sum.Reset(end)
+		p.mu.Unlock()
+		return nil
+	})
 }
 
 // lastEpochs are kept for takeovers: near the greatest number the leader epoch only keeps up with the source's.

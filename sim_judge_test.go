@@ -278,7 +278,7 @@ func (j *judge) appended(l *watchedLog, m *logModel, batches []byte, end int64) 
 			j.blame("%s gets a batch that is not its source's at offset %d while it is mirrored", j.name(l), h.Base)
 		case known && h.Base > m.end && n.after != m.end && len(m.nodes) > 0:
 			j.blame("%s has a gap [%d, %d)", j.name(l), m.end, h.Base)
-		case m.last != nil && h.LeaderEpoch < m.last.h.LeaderEpoch:
+		case len(m.nodes) > 0 && h.LeaderEpoch < m.last.h.LeaderEpoch:
 			j.blame("%s has epoch %d at offset %d after %d", j.name(l), h.LeaderEpoch, h.Base, m.last.h.LeaderEpoch)
 		case known && len(m.nodes) > 0 && n.prev != nil && n.prev != m.last && j.held(n.prev, l.partition) && !j.first(l, n):
 			j.blame("%s: the batch at offset %d (epoch %d) follows (epoch %d, offset %d) of %s, at %s it followed (epoch %d, offset %d) of %s",
