@@ -605,3 +605,27 @@ func TestWishesChangeWhileMetadataAreRefreshed(t *testing.T) {
 		inState(t, m, 0, mirror.Mirroring)
 	})
 }
+
+// A host that grows a topic between two looks of a command is told so, and nothing has changed.
+func TestATopicThatGrowsHereWhileItIsResumedIsRefused(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		a, b, m := mirrored(t, 1)
+		require.NoError(t, m.Remove(t.Context(), "orders"))
+		looks := 0
+		b.host.Fail(func(_ context.Context, op memlog.Op, _ string, _ int32) error {
+			if op == memlog.OpTopics {
+				if looks++; looks == 2 {
+					b.create("orders", 2)
+				}
+			}
+			return nil
+		})
+		require.ErrorContains(t, m.Resume(t.Context(), "orders"), "2 partitions here, 1 at the source")
+		inState(t, m, 0, mirror.Stopped)
+		require.NoError(t, b.c.CheckWrite("orders", 0))
+		require.NoError(t, b.c.CheckWrite("orders", 1))
+		a.create("orders", 2)
+		require.NoError(t, m.Resume(t.Context(), "orders"))
+		caughtUp(t, m)
+	})
+}

@@ -346,8 +346,12 @@ func (m *Mirror) adopt(ctx context.Context, t *mirrorTopic, meta wire.TopicMeta)
 	if err != nil {
 		return err
 	}
+	local, theirs := here[t.name].Partitions, int32(len(meta.Partitions))
+	if local > theirs { // grown since it was looked up
+		return fewerPartitions(local, theirs)
+	}
 	m.mu.Lock()
-	for num := int32(len(t.replicas)); num < here[t.name].Partitions; num++ {
+	for num := int32(len(t.replicas)); num < local; num++ {
 		r := newReplica(t, num)
 		r.round.Existed, r.round.Open = true, true
 		t.replicas = append(t.replicas, r)

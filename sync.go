@@ -358,7 +358,7 @@ func (m *Mirror) candidate(ctx context.Context, name string, meta wire.TopicMeta
 	case exists && id != (TopicID{}) && local.ID != id:
 		return nil, hint(fmt.Errorf("%w: %s here, %s at the source", ErrTopicConflict, local.ID, id), "delete or rename the topic here, then add it again")
 	case exists && local.Partitions > n:
-		return nil, hint(fmt.Errorf("topic has %d partitions here, %d at the source: partitions are never removed", local.Partitions, n), "grow it at the source first")
+		return nil, fewerPartitions(local.Partitions, n)
 	case exists:
 		id = local.ID
 	}
@@ -373,6 +373,10 @@ func (m *Mirror) candidate(ctx context.Context, name string, meta wire.TopicMeta
 		r.round.Existed, r.round.Open = exists && r.num < local.Partitions, exists && r.num < local.Partitions
 	}
 	return t, nil
+}
+
+func fewerPartitions(here, source int32) error {
+	return hint(fmt.Errorf("topic has %d partitions here, %d at the source: partitions are never removed", here, source), "grow it at the source first")
 }
 
 // freshTopic lists again, since the topic may just have been made.
