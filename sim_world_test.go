@@ -262,10 +262,10 @@ func (w *world) settle(l *link) error {
 			return w.startOver(l)
 		case err == nil && w.judge.same(l, tries == 20):
 			return nil
-		case err != nil && !errors.Is(err, mirror.ErrFailed), tries == 20:
+		case err != nil && !errors.Is(err, mirror.ErrFailed) && !(w.follow && errors.Is(err, mirror.ErrStopped)), tries == 20:
 			return err
 		}
-		pass(5 * time.Second) // it is tried again, or a cut at the source has yet to be noticed
+		pass(5 * time.Second) // it is tried again or about to stop, or a cut at the source has yet to be noticed
 	}
 }
 
