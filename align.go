@@ -218,10 +218,9 @@ func (r *replica) byPosition(ctx context.Context, p *Partition) error {
 	if err != nil {
 		return err
 	}
-	return r.carryOut(ctx, p, cutEntry{
-		From: to, To: l.end, Target: to, Reset: to < l.start, Commits: commits,
-		Reason: fmt.Sprintf("written here after the last mirrored position (epoch %d, offset %d)", rd.Epoch, rd.Offset),
-	})
+	e := l.cutting(to, fmt.Sprintf("written here after the last mirrored position (epoch %d, offset %d)", rd.Epoch, rd.Offset))
+	e.Commits = commits
+	return r.carryOut(ctx, p, e)
 }
 
 // commits are the producers that committed a transaction from an offset on, and where their marker is. If one was open at a
@@ -263,24 +262,35 @@ type cutEntry struct {
 	Time     time.Time
 }
 
+// cutting is the cut of a log to an offset, which may lie below its start.
+func (l lineage) cutting(to int64, reason string) cutEntry {
+	return cutEntry{From: max(to, l.start), To: l.end, Target: to, Reset: to < l.start, Reason: reason}
+}
+
+// restarting empties the log: it goes on at start. What was held is reported, or, if the source begins beyond it, what lies between: that
+// was never got, and what is dropped here the source has dropped too.
+func (l lineage) restarting(start int64, reason string) cutEntry {
+	e := cutEntry{From: l.start, To: l.end, Target: start, Reset: true, Reason: reason}
+	if start > l.end {
+		e.From, e.To = l.end, start
+	}
+	return e
+}
+
 // cutBack drops what is not the source's.
 func (r *replica) cutBack(ctx context.Context, p *Partition, l lineage, to int64, reason string) error {
 	if err := r.sameTopic(ctx); err != nil {
 		return err
 	}
-	return r.carryOut(ctx, p, cutEntry{From: to, To: l.end, Target: to, Reset: to < l.start, Reason: reason})
+	return r.carryOut(ctx, p, l.cutting(to, reason))
 }
 
-// resetTo empties the log: it goes on at start. What was held and what lies between is reported.
+// resetTo empties the log.
 func (r *replica) resetTo(ctx context.Context, p *Partition, l lineage, start int64, reason string) error {
-	e := cutEntry{From: l.start, To: l.end, Target: start, Reset: true, Reason: reason}
-	if start > l.end {
-		e.From, e.To = l.end, start // the source no longer has what is dropped here, nor what was never got
-	}
 	if err := r.sameTopic(ctx); err != nil {
 		return err
 	}
-	return r.carryOut(ctx, p, e)
+	return r.carryOut(ctx, p, l.restarting(start, reason))
 }
 
 // sameTopic makes sure that what the source has said of offsets and epochs was said of our topic, and not of another one that was made

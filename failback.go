@@ -356,7 +356,6 @@ func (m *Mirror) adopt(ctx context.Context, t *mirrorTopic, meta wire.TopicMeta)
 		r.round.Existed, r.round.Open = true, true
 		t.replicas = append(t.replicas, r)
 	}
-	t.confirmed = TopicID(meta.ID) == t.id
 	m.mu.Unlock()
 	t.led(meta)
 	return nil

@@ -431,6 +431,10 @@ func TestCommitAfterTheTakeoverIsReportedAtFailback(t *testing.T) {
 		appendTo(t, a.partition("orders", 0), batch.AppendControl(nil, 0, 0, 7, 0, batch.Control{Type: batch.ControlCommit}, 0))
 
 		back := linked(t, "back", a, b)
+		plan, err := back.PlanAdd(t.Context(), "orders")
+		require.NoError(t, err)
+		require.Equal(t, []mirror.Range{{Partition: 0, From: 5, To: 6}}, plan[0].Cut)
+		require.Equal(t, []mirror.Range{{Partition: 0, From: 0, To: 5}}, plan[0].Aborted)
 		require.NoError(t, back.AddTopics(t.Context(), "orders"))
 		caughtUp(t, back)
 		equal(t, a, b, "orders", 1)

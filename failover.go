@@ -68,11 +68,15 @@ func (r *replica) stop(ctx context.Context) (done round, err error) {
 	r.mu.Lock()
 	rd = r.round // finishCut may have changed it
 	r.mu.Unlock()
-	if !rd.Aligned && !rd.Cut && rd.Existed {
+	if rd.untouched() {
 		rd.TakenOver = rd.Open
 		return rd, nil
 	}
-	rd, position, err := r.position(ctx, p, rd)
+	end, epoch, err := p.tip(ctx)
+	if err != nil {
+		return rd, err
+	}
+	rd, position, err := r.position(ctx, p, rd, end, epoch)
 	if err != nil {
 		return rd, err
 	}
@@ -97,21 +101,21 @@ func (r *replica) stop(ctx context.Context) (done round, err error) {
 	return rd, nil
 }
 
-// position is the last mirrored position and the record that stores it, unless this round has stored one: what follows changes the
-// log's end. A round that was not aligned keeps the position of the one before; a partition that the mirror made has mirrored
+// untouched says that the round has done nothing yet to a partition that was here before.
+func (rd round) untouched() bool { return !rd.Aligned && !rd.Cut && rd.Existed }
+
+// position is the last mirrored position of a log with that end and last epoch, and the record that stores it, unless this round has
+// stored one: what follows changes the log's end. A round that was not aligned keeps the position of the one before; a partition that the mirror made has mirrored
 // nothing.
-func (r *replica) position(ctx context.Context, p *Partition, rd round) (round, []statelog.Record, error) {
+func (r *replica) position(ctx context.Context, p *Partition, rd round, end int64, epoch int32) (round, []statelog.Record, error) {
 	if rd.Stored || !rd.Aligned && rd.Existed {
 		return rd, nil, nil
-	}
-	end, epoch, err := p.tip(ctx)
-	if err != nil {
-		return rd, nil, err
 	}
 	switch {
 	case !rd.Aligned:
 		epoch = -1
 	case r.m.opts.stable >= 0:
+		var err error
 		if end, epoch, err = r.stablePosition(ctx, p, end, epoch); err != nil {
 			return rd, nil, err
 		}
@@ -128,7 +132,7 @@ func (r *replica) position(ctx context.Context, p *Partition, rd round) (round, 
 // stablePosition is the position of TruncateToStable: it is stored first, and then the log is cut to it.
 func (r *replica) stablePosition(ctx context.Context, p *Partition, end int64, epoch int32) (int64, int32, error) {
 	lso, err := p.LastStableOffset(ctx)
-	if err != nil || lso == end {
+	if err != nil || lso >= end {
 		return end, epoch, err
 	}
 	r.mu.Lock()
@@ -152,7 +156,7 @@ func (r *replica) cutUnstable(ctx context.Context, p *Partition, rd round) error
 	if err != nil || l.end <= rd.Offset {
 		return err
 	}
-	return r.carryOut(ctx, p, cutEntry{From: rd.Offset, To: l.end, Target: rd.Offset, Reset: rd.Offset < l.start, Reason: "TruncateToStable: transactions were open"})
+	return r.carryOut(ctx, p, l.cutting(rd.Offset, "TruncateToStable: transactions were open"))
 }
 
 // raiseForTakeover persists the position and the new leader epoch in one write.

@@ -217,6 +217,99 @@ func TestPlanAddSaysWhatAFailbackWouldCut(t *testing.T) {
 	})
 }
 
+// With TruncateToStable the plan names the cut, and the position below it.
+func TestPlanRemoveNamesWhatTruncateToStableCuts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b, m := mirrored(t, 1, mirror.TruncateToStable(100))
+		appendTo(t, a.partition("orders", 0), produced(5, 7, true))
+		a.write("orders", 0, 3)
+		caughtUp(t, m)
+		plan, err := m.PlanRemove(t.Context(), "orders")
+		require.NoError(t, err)
+		require.Equal(t, mirror.Position{Epoch: 0, Offset: 10}, plan[0].Position)
+		require.Equal(t, []mirror.Range{{Partition: 0, From: 10, To: 18}}, plan[0].Cut)
+		require.Contains(t, plan.String(), "[10, 18)")
+		require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
+		require.Equal(t, plan[0].Position, *state(t, m, "orders", 0).Position)
+		require.Equal(t, int64(8), state(t, m, "orders", 0).Totals.Cut)
+
+		appendTo(t, b.partition("orders", 0), produced(5, 8, true)) // of its own, after the takeover
+		plan, err = m.PlanRemove(t.Context(), "orders")
+		require.NoError(t, err)
+		require.Empty(t, plan[0].Open, "Remove would do nothing")
+		require.Empty(t, plan[0].Cut)
+	})
+}
+
+// The stop limits itself, and so does its plan.
+func TestPlanRemoveIsRefusedWhereRemoveIs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, _, m := mirrored(t, 1, mirror.TruncateToStable(3))
+		appendTo(t, a.partition("orders", 0), produced(5, 7, true))
+		caughtUp(t, m)
+		_, err := m.PlanRemove(t.Context(), "orders")
+		require.ErrorContains(t, err, "more than its limit of 3")
+		require.ErrorContains(t, m.Remove(within(t, time.Minute), "orders"), "more than its limit of 3")
+	})
+}
+
+// The source has dropped what lies beyond our end: that is lost too.
+func TestPlanAddNamesWhatTheSourceNoLongerHas(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b, m := mirrored(t, 1)
+		require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
+		b.write("orders", 0, 5, 5)
+		require.NoError(t, b.partition("orders", 0).AdvanceStart(t.Context(), 16))
+		a.write("orders", 0, 2) // never mirrored
+		back := linked(t, "back", a, b)
+		plan, err := back.PlanAdd(t.Context(), "orders")
+		require.NoError(t, err)
+		require.Equal(t, []mirror.Range{{Partition: 0, From: 10, To: 12}, {Partition: 0, From: 10, To: 16}}, plan[0].Cut)
+		require.NoError(t, back.AddTopics(t.Context(), "orders"))
+		caughtUp(t, back)
+		require.Equal(t, mirror.Totals{Cut: 2, Lost: 6, Cuts: 2}, state(t, back, "orders", 0).Totals)
+	})
+}
+
+// Of a cut that ends below the log's start only what was here is announced, reported and counted.
+func TestACutBelowTheStartCountsWhatWasHere(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b, m := mirrored(t, 1)
+		require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
+		a.write("orders", 0, 2, 2) // never mirrored
+		require.NoError(t, a.partition("orders", 0).AdvanceStart(t.Context(), 12))
+		back := linked(t, "back", a, b)
+		plan, err := back.PlanAdd(t.Context(), "orders")
+		require.NoError(t, err)
+		require.Equal(t, []mirror.Range{{Partition: 0, From: 12, To: 14}}, plan[0].Cut)
+		require.NoError(t, back.AddTopics(t.Context(), "orders"))
+		caughtUp(t, back)
+		require.Equal(t, mirror.Totals{Lost: 2, Cuts: 1}, state(t, back, "orders", 0).Totals)
+	})
+}
+
+// A log that retention has emptied has nothing to be cut.
+func TestPlanAddOfAnEmptyLogCutsNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b, m := mirrored(t, 1)
+		require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
+		a.write("orders", 0, 2) // never mirrored
+		require.NoError(t, a.partition("orders", 0).AdvanceStart(t.Context(), 12))
+		back := linked(t, "back", a, b)
+		plan, err := back.PlanAdd(t.Context(), "orders")
+		require.NoError(t, err)
+		require.Empty(t, plan[0].Cut)
+		require.NoError(t, back.AddTopics(t.Context(), "orders"))
+		caughtUp(t, back)
+		require.Zero(t, state(t, back, "orders", 0).Totals)
+		equal(t, a, b, "orders", 1)
+		require.NoError(t, b.broker.Close())
+		plan, err = back.PlanAdd(t.Context(), "orders")
+		require.NoError(t, err, "it would be left as it is, also with the source down")
+		require.Empty(t, plan)
+	})
+}
+
 func TestPlanAddIsRefusedWhereAddTopicsIs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, _, m := mirrored(t, 1)
@@ -295,8 +388,10 @@ func TestAPartitionMoreThanTheSourceIsRefusedByName(t *testing.T) {
 		require.Error(t, m.AddTopics(t.Context(), "orders"))
 		require.NoError(t, b.c.CheckWrite("orders", 3))
 		a.create("orders", 4)
+		_, planned := m.PlanAdd(t.Context(), "orders")
 		err = m.AddTopics(t.Context(), "orders")
 		require.ErrorIs(t, err, mirror.ErrNoProof, "nine records that the source never had")
+		require.Equal(t, err.Error(), planned.Error())
 		var re *mirror.RangeError
 		require.ErrorAs(t, err, &re)
 		require.Equal(t, []mirror.Range{{Partition: 3, From: 0, To: 9}}, re.Ranges)

@@ -4,9 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
+
+	"github.com/clustermirror/mirror/internal/summary"
 )
 
 // Dry runs: what Remove and AddTopics would do now. They ask, and change nothing.
@@ -24,10 +27,11 @@ type RemoveStep struct {
 	Missing   Range     `json:"missing"`     // what is known to be at the source and not here; empty: nothing
 	Age       float64   `json:"age_seconds"` // since the source last answered; -1 never
 	Open      []OpenTxn `json:"open_transactions,omitempty"`
-	Position  Position  `json:"position"` // that would be stored as the last mirrored one; offset -1: none would
+	Cut       []Range   `json:"cut,omitempty"` // with TruncateToStable: what would be dropped here because of open transactions
+	Position  Position  `json:"position"`      // that would be stored as the last mirrored one; offset -1: none would
 }
 
-// OpenTxn is a transaction without a marker: Remove would abort it.
+// OpenTxn is a transaction without a marker: Remove would abort it, or with TruncateToStable cut it.
 type OpenTxn struct {
 	ProducerID  int64     `json:"producer_id"`
 	FirstOffset int64     `json:"first_offset"`
@@ -65,12 +69,30 @@ func (r *replica) planRemove(ctx context.Context) (RemoveStep, error) {
 	if !heard.IsZero() {
 		s.Age = time.Since(heard).Seconds()
 	}
-	p, err := r.partition(ctx)
-	if errors.Is(err, ErrUnknownPartition) {
-		return s, nil
+	if rd.Stored || rd.Known {
+		s.Position = Position{rd.Epoch, rd.Offset}
 	}
+	p, err := r.partition(ctx)
+	switch {
+	case errors.Is(err, ErrUnknownPartition), errors.Is(err, ErrTopicConflict):
+		return s, nil
+	case err != nil:
+		return s, err
+	}
+	l, err := p.lineage(ctx)
 	if err != nil {
 		return s, err
+	}
+	pending, ok, err := get[cutEntry](r.m.c.store, r.key(typeCut)) // a stop begins with it
+	if err != nil {
+		return s, err
+	}
+	if ok {
+		s.Cut = append(s.Cut, Range{r.num, pending.From, min(pending.To, l.end)})
+		l = l.after(pending)
+	}
+	if st.State == Stopped || rd.untouched() {
+		return s, nil
 	}
 	open, err := p.openTxns(ctx)
 	if err != nil {
@@ -83,16 +105,14 @@ func (r *replica) planRemove(ctx context.Context) (RemoveStep, error) {
 		}
 		s.Open = append(s.Open, txn)
 	}
-	end, epoch, err := p.tip(ctx)
-	switch {
-	case err != nil:
+	if rd, _, err = r.position(ctx, p, rd, l.end, l.last().epoch); err != nil {
 		return s, err
-	case rd.Stored || rd.Known && !rd.Aligned:
+	}
+	if rd.Stored {
 		s.Position = Position{rd.Epoch, rd.Offset}
-	case rd.Aligned:
-		s.Position = Position{epoch, end}
-	case !rd.Existed:
-		s.Position = Position{-1, end}
+	}
+	if r.m.opts.stable >= 0 && rd.Stored && !rd.Raised && rd.Offset < l.end {
+		s.Cut = append(s.Cut, Range{r.num, max(rd.Offset, l.start), l.end})
 	}
 	return s, nil
 }
@@ -101,7 +121,7 @@ func (r *replica) planRemove(ctx context.Context) (RemoveStep, error) {
 func (p RemovePlan) String() string {
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "TOPIC\tPARTITION\tSTATE\tLAG\tSECONDS\tNOT MIRRORED\tSEEN\tOPEN TRANSACTIONS\tPOSITION")
+	fmt.Fprintln(w, "TOPIC\tPARTITION\tSTATE\tLAG\tSECONDS\tNOT MIRRORED\tSEEN\tOPEN TRANSACTIONS\tWOULD BE CUT\tPOSITION")
 	for _, s := range p {
 		missing, seen := "-", "never"
 		if s.Missing.From != s.Missing.To {
@@ -110,8 +130,8 @@ func (p RemovePlan) String() string {
 		if s.Age >= 0 {
 			seen = fmt.Sprintf("%.0fs ago", s.Age)
 		}
-		fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\t%s\t%s\t%d\tepoch %d, offset %d\n", s.Topic, s.Partition, s.State, known(s.Lag), seconds(s.LagTime),
-			missing, seen, len(s.Open), s.Position.Epoch, s.Position.Offset)
+		fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\t%s\t%s\t%d\t%s\tepoch %d, offset %d\n", s.Topic, s.Partition, s.State, known(s.Lag), seconds(s.LagTime),
+			missing, seen, len(s.Open), whole(s.Cut), s.Position.Epoch, s.Position.Offset)
 	}
 	_ = w.Flush() // into memory
 	return b.String()
@@ -127,21 +147,35 @@ type AddStep struct {
 	Start     int64    `json:"start"`
 	End       int64    `json:"end"`
 	Position  Position `json:"position"` // that it would be aligned by; offset -1: none is known
-	Cut       []Range  `json:"cut"`      // what is here and not at the source, and would be cut, the last first
+	Cut       []Range  `json:"cut"`      // what would be reported as cut or lost, the last first: what is here and not the source's
+	Aborted   []Range  `json:"aborted"`  // what would be reported as lost though it stays: transactions that were committed here, and that the source has aborted
 	SourceEnd int64    `json:"source_end"`
 }
 
 // PlanAdd says what AddTopics would cut here: records that were never mirrored to the source. A topic that AddTopics would refuse
-// answers with the same error.
+// answers with the same error, and one that it would leave as it is with nothing.
 func (m *Mirror) PlanAdd(ctx context.Context, topics ...string) (AddPlan, error) {
+	topics = slices.DeleteFunc(slices.Clone(topics), func(name string) bool {
+		t := m.topic(name)
+		return t != nil && t.wishedNow() != Stopped
+	})
 	found, err := m.look(ctx, topics)
 	if err != nil {
 		return nil, err
 	}
 	var plan AddPlan
 	err = m.each(ctx, topics, func(ctx context.Context, name string) error {
+		if t := m.topic(name); t != nil { // AddTopics waits for a stop to end, too
+			if err := t.await(ctx, Stopped); err != nil {
+				return err
+			}
+		}
 		t, err := m.candidate(ctx, name, found[name])
 		if err != nil || t == nil {
+			return err
+		}
+		t = t.shadow()
+		if err := m.adopt(ctx, t, found[name]); err != nil {
 			return err
 		}
 		rounds, _, err := m.chooseRounds(ctx, t, adding)
@@ -162,6 +196,11 @@ func (m *Mirror) PlanAdd(ctx context.Context, topics ...string) (AddPlan, error)
 	return plan, err
 }
 
+// shadow is a copy of a topic, of which nobody else knows.
+func (t *mirrorTopic) shadow() *mirrorTopic {
+	return &mirrorTopic{m: t.m, name: t.name, id: t.id, command: newLock(), wished: t.wishedNow(), replicas: t.partitions()}
+}
+
 // planAdd goes through alignment on a copy of the epoch table.
 func (r *replica) planAdd(ctx context.Context, rd round) (AddStep, error) {
 	s := AddStep{Topic: r.t.name, Partition: r.num, Position: Position{-1, -1}, SourceEnd: -1}
@@ -177,11 +216,19 @@ func (r *replica) planAdd(ctx context.Context, rd round) (AddStep, error) {
 		return s, err
 	}
 	s.Start, s.End = l.start, l.end
+	drop := func(e cutEntry) {
+		if e.From < e.To {
+			s.Cut = append(s.Cut, Range{r.num, e.From, e.To})
+		}
+		l = l.after(e)
+	}
 	if rd.Known {
 		s.Position = Position{rd.Epoch, rd.Offset}
-		if to := l.byPosition(s.Position); to < l.end {
-			s.Cut = append(s.Cut, Range{r.num, to, l.end})
-			l = l.cut(to)
+		if to := l.byPosition(s.Position); l.start < l.end && to < l.end {
+			if s.Aborted, err = p.wouldAbort(ctx, to); err != nil {
+				return s, err
+			}
+			drop(l.cutting(to, ""))
 		}
 	}
 	r.mu.Lock()
@@ -197,41 +244,66 @@ func (r *replica) planAdd(ctx context.Context, rd round) (AddStep, error) {
 	s.SourceEnd = high
 	for l.start < l.end {
 		if low > l.end {
-			s.Cut = append(s.Cut, Range{r.num, l.start, l.end})
-			break
+			drop(l.restarting(low, ""))
+			return s, nil
 		}
 		v, err := r.ask(ctx, l, leader, epoch, low, high)
-		if err != nil {
+		switch {
+		case err != nil:
 			return s, err
+		case v.kind == agree:
+			return s, nil
+		case v.kind == unknown:
+			drop(l.restarting(v.to, ""))
+			return s, nil
 		}
-		if v.kind == agree {
-			break
-		}
-		from := max(v.to, l.start)
-		if v.kind == unknown { // begins again
-			from = l.start
-		}
-		s.Cut = append(s.Cut, Range{r.num, from, l.end})
-		l = l.cut(from)
+		drop(l.cutting(v.to, ""))
+	}
+	if rd.Known && rd.Offset == l.end && low > l.end { // what the source has dropped meanwhile is never got
+		drop(l.restarting(low, ""))
 	}
 	return s, nil
+}
+
+// wouldAbort are the records below a cut of transactions that are open there and committed beyond.
+func (p *Partition) wouldAbort(ctx context.Context, cut int64) (list []Range, err error) {
+	commits, err := p.commits(ctx, cut)
+	if err != nil || len(commits) == 0 {
+		return nil, err
+	}
+	var then *summary.Summary
+	if err := p.know(ctx, func(s *summary.Summary) { then = s.Fork(cut) }); err != nil {
+		return nil, err
+	}
+	open, err := then.OpenAt(ctx, p.log, cut)
+	for _, o := range open {
+		if _, ok := commits[o.ProducerID]; ok {
+			list = append(list, Range{p.num, o.FirstOffset, o.Next})
+		}
+	}
+	return list, err
 }
 
 // String is a table.
 func (p AddPlan) String() string {
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "TOPIC\tPARTITION\tSTART\tEND\tSOURCE-END\tPOSITION\tWOULD BE CUT")
+	fmt.Fprintln(w, "TOPIC\tPARTITION\tSTART\tEND\tSOURCE-END\tPOSITION\tWOULD BE CUT\tWOULD BE ABORTED")
 	for _, s := range p {
-		cut, at := "-", "-"
-		if len(s.Cut) > 0 {
-			cut = fmt.Sprintf("[%d, %d)", s.Cut[len(s.Cut)-1].From, s.Cut[0].To)
-		}
+		at := "-"
 		if s.Position.known() {
 			at = fmt.Sprintf("epoch %d, offset %d", s.Position.Epoch, s.Position.Offset)
 		}
-		fmt.Fprintf(w, "%s\t%d\t%d\t%d\t%s\t%s\t%s\n", s.Topic, s.Partition, s.Start, s.End, known(s.SourceEnd), at, cut)
+		fmt.Fprintf(w, "%s\t%d\t%d\t%d\t%s\t%s\t%s\t%d\n", s.Topic, s.Partition, s.Start, s.End, known(s.SourceEnd), at, whole(s.Cut), len(s.Aborted))
 	}
 	_ = w.Flush() // into memory
 	return b.String()
+}
+
+// whole is what ranges come to that follow one another, the last first.
+func whole(cut []Range) string {
+	if len(cut) == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("[%d, %d)", cut[len(cut)-1].From, cut[0].To)
 }

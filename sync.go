@@ -316,7 +316,7 @@ func (m *Mirror) begin(ctx context.Context, t *mirrorTopic, meta wire.TopicMeta,
 	if err != nil {
 		return err
 	}
-	t.id = first.ID
+	t.id, t.confirmed = first.ID, TopicID(meta.ID) == first.ID
 	if err := t.command.acquire(ctx); err != nil { // others can see it before it is certain
 		return err
 	}
@@ -363,6 +363,9 @@ func (m *Mirror) candidate(ctx context.Context, name string, meta wire.TopicMeta
 		id = local.ID
 	}
 	if stopped != nil && stopped.id == id {
+		m.mu.Lock()
+		stopped.confirmed = TopicID(meta.ID) == id
+		m.mu.Unlock()
 		stopped.led(meta)
 		return stopped, nil
 	}

@@ -96,6 +96,14 @@ func (l lineage) cut(end int64) lineage {
 	return l
 }
 
+// after is the lineage of the log after what was announced.
+func (l lineage) after(e cutEntry) lineage {
+	if e.Reset {
+		return lineage{start: e.Target, end: e.Target}
+	}
+	return l.cut(min(e.Target, l.end))
+}
+
 // compare says what the answer to a question means for our log.
 func (l lineage) compare(p probe, a answer) (verdict, error) {
 	switch {

@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/clustermirror/mirror/internal/batch"
+	"github.com/clustermirror/mirror/internal/txn"
 )
 
 // A Summary that has lived through any history gives the answers of a walk over all bytes of the log, after each step of it. To
@@ -91,6 +93,9 @@ func (h *history) run(steps int) error {
 		if err := check(h.s, &h.log); err != nil {
 			return err
 		}
+		if err := h.lookBack(); err != nil {
+			return err
+		}
 		again := New(h.log.start)
 		if err := again.CatchUp(context.Background(), &h.log); err != nil {
 			return err
@@ -98,6 +103,31 @@ func (h *history) run(steps int) error {
 		if err := check(again, &h.log); err != nil {
 			return fmt.Errorf("a new summary: %w", err)
 		}
+	}
+	return nil
+}
+
+// lookBack asks what was open where some batch ends, and compares with a walk over a log that ends there.
+func (h *history) lookBack() error {
+	if len(h.log.batches) == 0 {
+		return nil
+	}
+	offset := next(h.log.batches[h.IntN(len(h.log.batches))])
+	short := fakeLog{start: h.log.start, end: h.log.end, batches: slices.Clone(h.log.batches), keepsGaps: h.log.keepsGaps}
+	short.truncateTo(offset)
+	got, err := h.s.Fork(offset).OpenAt(context.Background(), &h.log, offset)
+	if err != nil {
+		return err
+	}
+	open := func(list []txn.Open) map[int64]int64 { // the first offset may be the log's start
+		m := make(map[int64]int64)
+		for _, o := range list {
+			m[o.ProducerID] = o.Next
+		}
+		return m
+	}
+	if want := short.walk().open; !maps.Equal(open(got), open(want)) {
+		return fmt.Errorf("open at offset %d: %v, a walk finds %v", offset, got, want)
 	}
 	return nil
 }

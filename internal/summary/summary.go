@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/clustermirror/mirror/internal/batch"
 	"github.com/clustermirror/mirror/internal/epochs"
@@ -225,6 +226,40 @@ func (s *Summary) rewind(end int64) {
 	s.epochs.Cut(s.end)
 	s.txn.Rewind(m.txn)
 	s.sinceMark, s.sinceCheckpoint = 0, s.Interval
+}
+
+// Fork is what is known of transactions at the newest mark at or below an offset, for OpenAt. It shares nothing that changes.
+func (s *Summary) Fork(offset int64) *Summary {
+	f := New(s.start)
+	for _, m := range slices.Backward(s.marks) {
+		if m.last.next <= offset {
+			f.last, f.end = m.last, m.last.next
+			f.txn.Begin(m.txn)
+			break
+		}
+	}
+	return f
+}
+
+// OpenAt are the transactions that are open at an offset where a batch ends, of a log that goes on there. It walks a Fork of that offset up
+// to it, and reads the log.
+func (s *Summary) OpenAt(ctx context.Context, r Reader, offset int64) ([]txn.Open, error) {
+	buf := make([]byte, readSize)
+	for s.end < offset {
+		n, err := r.Read(ctx, s.end, buf)
+		var h batch.Header
+		if err == nil {
+			h, err = batch.Parse(buf[:n])
+		}
+		if err == nil && h.Base < offset {
+			err = s.Observe(&h, buf[:n])
+		}
+		if err != nil {
+			return nil, fmt.Errorf("offset %d: %w", s.end, err)
+		}
+		s.end = max(s.end, h.Next())
+	}
+	return s.txn.Open(), nil
 }
 
 // AdvanceStart follows the log's start upwards, as Log.AdvanceStart moves it: a start above End is a Reset.

@@ -179,17 +179,21 @@ func (t *Table) Mark() Mark {
 	return Mark{open: t.open.list(), aborted: t.taken + t.length()}
 }
 
+// Begin lets an empty table of a log begin with the transactions that were open at a mark of another table of it.
+func (t *Table) Begin(m Mark) {
+	for _, o := range m.open {
+		t.open.add(o)
+	}
+	t.open.advance(t.start)
+}
+
 func (t *Table) length() int64 { return int64(len(t.sealed)*chunkEntries + len(t.tail)) }
 
 // Rewind goes back to a mark of this table, of an offset at or above the log's start, after the log was cut to that offset. Marks
 // made after it become invalid, as do all by Reset. The greatest producer id stays.
 func (t *Table) Rewind(m Mark) {
 	t.open = queue{}
-	for _, o := range m.open {
-		t.open.add(o)
-	}
-	t.open.advance(t.start)
-
+	t.Begin(m)
 	keep := max(m.aborted-t.taken, 0)
 	if n := keep / chunkEntries; n < int64(len(t.sealed)) {
 		// The entries of a chunk that was sealed too late go back to the tail; its number is spent.
