@@ -149,6 +149,16 @@ var faults = []fault{
 		`if p.num < 0 {`,
 	},
 	{
+		"a plan conceals a cut", "plan.go",
+		`if e.From < e.To {`,
+		`if e.From < e.To && e.To < l.end {`,
+	},
+	{
+		"a plan names another position than the stop stores", "plan.go",
+		`if rd, _, err = r.position(ctx, p, rd, l.end, l.last().epoch); err != nil {`,
+		`if rd, _, err = r.position(ctx, p, rd, l.start, l.last().epoch); err != nil {`,
+	},
+	{
 		"a gap counts to the older epoch", "internal/summary/summary.go",
 		`s.epochs.Assign(h.LeaderEpoch, max(s.last.next, s.start))`,
 		`s.epochs.Assign(h.LeaderEpoch, max(h.Base, s.start))`,

@@ -83,6 +83,10 @@ type logModel struct {
 	takeovers  map[*site]tookOver // by the site that it was taken over from: the last one
 	overwrite  bool               // Overwrite was called since, or has ended since
 	cuts       []span             // not reported yet
+	reports    []span             // all of them
+	changes    int                // appends, cuts and moves of the start
+	fetched    int                // batches that came from elsewhere
+	aborted    []int64            // producers whose transactions were aborted here by a takeover
 	ceiling    int64              // where the lowest cut ended; -1 without one
 	cutSize    int64              // offsets that a mirror has dropped here
 	totals     map[*link]int64
@@ -223,6 +227,7 @@ func (j *judge) watch(l *watchedLog, batches []byte, to int64, change func() err
 		return err // of a host that has crashed: nothing has changed, and it is another's log by now
 	}
 	start, end := l.Bounds()
+	m.changes++
 	if len(batches) > 0 {
 		j.appended(l, m, batches, end)
 	} else if end < m.end {
@@ -283,6 +288,11 @@ func (j *judge) appended(l *watchedLog, m *logModel, batches []byte, end int64) 
 		case known && len(m.nodes) > 0 && n.prev != nil && n.prev != m.last && j.held(n.prev, l.partition) && !j.first(l, n):
 			j.blame("%s: the batch at offset %d (epoch %d) follows (epoch %d, offset %d) of %s, at %s it followed (epoch %d, offset %d) of %s",
 				j.name(l), h.Base, h.LeaderEpoch, m.last.h.LeaderEpoch, m.last.h.Base, m.last.by, n.by, n.prev.h.LeaderEpoch, n.prev.h.Base, n.prev.by)
+		}
+		if known {
+			m.fetched++
+		} else if closed && n.control == batch.ControlAbort {
+			m.aborted = append(m.aborted, h.ProducerID)
 		}
 		m.nodes, m.last, m.end = append(m.nodes, n), n, h.Next()
 		n.sites[l.s] = true
@@ -480,6 +490,7 @@ func (j *judge) watchReset(l *watchedLog, start int64, change func() error) erro
 		}
 	}
 	m.start, m.end, m.retained, m.nodes, m.last = start, start, start, nil, nil
+	m.changes++
 	return nil
 }
 
@@ -493,6 +504,7 @@ func (j *judge) event(s *site, e mirror.Event) {
 	j.w.answers = append(j.w.answers, fmt.Sprintf("        %s", e))
 	m := j.log(s, e.Partition)
 	m.cuts = without(m.cuts, span{e.From, e.To})
+	m.reports = append(m.reports, span{e.From, e.To})
 }
 
 // without is what a span leaves of others.

@@ -155,13 +155,21 @@ func (w *world) command(s *site, st step) {
 	overwrite := func(ctx context.Context, _ ...string) error { return w.judge.overwrite(ctx, s, m) }
 	switch st.op {
 	case opAdd:
-		run(m.AddTopics)
+		if st.z%2 > 0 || !w.quiet() {
+			run(m.AddTopics)
+			return
+		}
+		w.asPlanned(l, st, w.planAdd)
 	case opPause:
 		run(m.Pause)
 	case opResume:
 		run(m.Resume)
 	case opRemove:
-		run(m.Remove)
+		if st.z%2 > 0 || !w.quiet() {
+			run(m.Remove)
+			return
+		}
+		w.asPlanned(l, st, w.planRemove)
 	case opPromote:
 		run(m.Promote)
 	case opOverwrite:
@@ -213,8 +221,10 @@ func (w *world) command(s *site, st step) {
 // do runs f, and waits for it for a while only.
 func (w *world) do(wait time.Duration, f func(context.Context)) {
 	done := make(chan struct{})
+	w.pending.Add(1)
 	w.tasks.Go(func() {
 		defer close(done)
+		defer w.pending.Add(-1)
 		ctx, cancel := context.WithTimeout(w.t.Context(), simTimeout)
 		defer cancel()
 		f(ctx)

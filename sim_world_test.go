@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -44,6 +45,7 @@ type world struct {
 	trace   []string
 	answers []string // of commands, for the trace
 	tasks   sync.WaitGroup
+	pending atomic.Int64 // tasks
 	loud    bool
 }
 
@@ -503,6 +505,12 @@ func (c *cable) isCut() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.cut
+}
+
+func (c *cable) isWhole() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return !c.cut && c.loseIn == 0 && c.late == 0
 }
 
 func (c *cable) plug(conn net.Conn) net.Conn {
