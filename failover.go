@@ -105,8 +105,8 @@ func (r *replica) stop(ctx context.Context) (done round, err error) {
 func (rd round) untouched() bool { return !rd.Aligned && !rd.Cut && rd.Existed }
 
 // position is the last mirrored position of a log with that end and last epoch, and the record that stores it, unless this round has
-// stored one: what follows changes the log's end. A round that was not aligned keeps the position of the one before; a partition that the mirror made has mirrored
-// nothing.
+// stored one: what follows changes the log's end. A round that was not aligned keeps the position of the one before; a partition that
+// the mirror made has mirrored nothing.
 func (r *replica) position(ctx context.Context, p *Partition, rd round, end int64, epoch int32) (round, []statelog.Record, error) {
 	if rd.Stored || !rd.Aligned && rd.Existed {
 		return rd, nil, nil

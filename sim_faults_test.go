@@ -47,8 +47,8 @@ var faults = []fault{
 	},
 	{
 		"a stop before alignment opens after a cut without a new epoch", "failover.go",
-		`if !rd.Aligned && !rd.Cut && rd.Existed {`,
-		`if !rd.Aligned && rd.Existed {`,
+		`return !rd.Aligned && !rd.Cut && rd.Existed`,
+		`return !rd.Aligned && rd.Existed`,
 	},
 	{
 		"a takeover goes up by one epoch only", "failover.go",
