@@ -213,7 +213,11 @@ func madeAnewHere(t *testing.T, restart bool) {
 	pass(time.Hour)
 	_, end := open(t, m.Coordinator(), "orders", 0).Bounds()
 	require.Zero(t, end)
+	plan, err := m.PlanRemove(t.Context(), "orders")
+	require.NoError(t, err)
+	require.Equal(t, mirror.Position{Epoch: -1, Offset: -1}, plan[0].Position, "there is nothing that it could be of")
 	require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
+	require.Nil(t, state(t, m, "orders", 0).Position)
 	appendTo(t, open(t, m.Coordinator(), "orders", 0), plain(1))
 	require.Equal(t, mirror.Stopped, state(t, m, "orders", 0).State)
 }

@@ -44,6 +44,9 @@ func (m *Mirror) PlanRemove(ctx context.Context, topics ...string) (RemovePlan, 
 	if err != nil {
 		return nil, err
 	}
+	if _, err := m.c.listTopics(ctx); err != nil { // a stop finds out what the host has deleted
+		return nil, err
+	}
 	var plan RemovePlan
 	for _, t := range list {
 		for _, r := range t.partitions() {
