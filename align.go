@@ -317,10 +317,12 @@ func (r *replica) sameTopic(ctx context.Context) error {
 // carryOut persists what is going to be dropped, drops it, and reports it.
 func (r *replica) carryOut(ctx context.Context, p *Partition, e cutEntry) error {
 	r.mu.Lock()
-	rd, mayCut := r.round, r.mayCut
+	rd := r.round
 	r.mu.Unlock()
-	if r.m.opts.failOnDiverge && !mayCut && rd.Aligned && !rd.Stored {
-		return undecided(fmt.Errorf("%s: offsets [%d, %d) would be dropped: %s; Recover allows it", r, e.From, e.To, e.Reason))
+	if r.m.opts.failOnDiverge && rd.Aligned && !rd.Stored {
+		if err := r.mustAllow(fmt.Errorf("%s: offsets [%d, %d) would be dropped: %s; Recover allows it", r, e.From, e.To, e.Reason)); err != nil {
+			return err
+		}
 	}
 	e.Time = time.Now()
 	rd.Cut = true
@@ -331,6 +333,16 @@ func (r *replica) carryOut(ctx context.Context, p *Partition, e cutEntry) error 
 	r.round.Cut = true
 	r.mu.Unlock()
 	return r.finish(ctx, p, e)
+}
+
+// mustAllow is nil if Recover has allowed just this, and otherwise asks for it.
+func (r *replica) mustAllow(loss error) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.allowed == loss.Error() {
+		return nil
+	}
+	return undecided(loss)
 }
 
 // leaveEpoch raises the leader epoch if the log has batches of it, which are about to go: whoever remembers one of them must be

@@ -135,11 +135,10 @@ func (r *replica) stablePosition(ctx context.Context, p *Partition, end int64, e
 	if err != nil || lso >= end {
 		return end, epoch, err
 	}
-	r.mu.Lock()
-	mayCut := r.mayCut
-	r.mu.Unlock()
-	if limit := r.m.opts.stable; end-lso > limit && !mayCut {
-		return 0, 0, undecided(fmt.Errorf("%s: TruncateToStable would cut [%d, %d), more than its limit of %d; Recover allows it", r, lso, end, limit))
+	if limit := r.m.opts.stable; end-lso > limit {
+		if err := r.mustAllow(fmt.Errorf("%s: TruncateToStable would cut [%d, %d), more than its limit of %d; Recover allows it", r, lso, end, limit)); err != nil {
+			return 0, 0, err
+		}
 	}
 	if start, _ := p.Bounds(); lso <= start {
 		return lso, -1, nil

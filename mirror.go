@@ -308,7 +308,7 @@ func (m *Mirror) goOn(ctx context.Context, t *mirrorTopic, h how) error {
 }
 
 // Recover tries FAILED partitions of the topics again, also those where someone must decide first: calling it is the decision. With
-// FailOnDivergence it allows the cut that the failure names.
+// FailOnDivergence it allows the cut that the failure names, and no other.
 func (m *Mirror) Recover(ctx context.Context, topics ...string) error {
 	return m.each(ctx, topics, func(ctx context.Context, name string) error {
 		t := m.topic(name)
@@ -318,7 +318,7 @@ func (m *Mirror) Recover(ctx context.Context, topics ...string) error {
 		for _, r := range t.partitions() {
 			r.mu.Lock()
 			if r.stored.state == Failed {
-				r.stored.decide, r.stored.tries, r.realigned, r.mayCut = false, 0, 0, true
+				r.stored.decide, r.stored.tries, r.realigned, r.allowed = false, 0, 0, r.stored.text
 				r.retry = nil
 				if r.timer != nil {
 					r.timer.Stop()

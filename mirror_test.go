@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -419,6 +420,45 @@ func TestFailOnDivergenceCutsNothingUntilRecover(t *testing.T) {
 
 		require.NoError(t, m.Recover(t.Context(), "orders"))
 		eventually(t, "mirroring", func() bool { return state(t, m, "orders", 0).State == mirror.Mirroring })
+		caughtUp(t, m)
+		requireSame(t, s, m, "orders", 1)
+	})
+}
+
+// Recover allows the cut that the failure names: not the next one, nor one that has become larger since.
+func TestRecoverAllowsTheCutThatIsNamed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSource(t, broker.Nodes(2))
+		s.create("orders", 1)
+		s.write("orders", 0, 10, 1, 1)
+		m := newMirror(t, s, memlog.New(), mirror.FailOnDivergence())
+		require.NoError(t, m.AddTopics(t.Context(), "orders"))
+		caughtUp(t, m)
+		lose := func(node int32, end int64) { // an unclean election, after which nothing is written
+			require.NoError(t, s.broker.Lag("orders", 0, node, end))
+			require.NoError(t, s.broker.Elect("orders", 0, node, true))
+		}
+		named := func(cut string) {
+			t.Helper()
+			eventually(t, cut, func() bool { return strings.Contains(state(t, m, "orders", 0).Reason, cut+" would be dropped") })
+		}
+		lose(2, 11)
+		named("[11, 12)")
+		lose(1, 10)
+		require.NoError(t, m.Recover(t.Context(), "orders"))
+		named("[10, 12)")
+		require.Equal(t, int64(12), state(t, m, "orders", 0).End, "more would go than was named")
+		require.NoError(t, m.Recover(t.Context(), "orders"))
+		inState(t, m, 0, mirror.Mirroring)
+		require.Equal(t, int64(10), state(t, m, "orders", 0).End)
+		lose(2, 0)
+		named("[0, 10)")
+		pass(time.Hour)
+		require.Equal(t, int64(10), state(t, m, "orders", 0).End, "that was another one")
+
+		// Asked again after a restart, in whose words it stands still.
+		require.NoError(t, m.Recover(t.Context(), "orders"))
+		inState(t, m, 0, mirror.Mirroring)
 		caughtUp(t, m)
 		requireSame(t, s, m, "orders", 1)
 	})

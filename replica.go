@@ -33,7 +33,7 @@ type replica struct {
 	failing     error  // a failure that drive has not seen yet
 	diverged    string // why the fetcher thinks that the logs have parted; "" if it doesn't
 	realigned   int    // in a row, with no cut and no record since
-	mayCut      bool   // Recover has allowed what FailOnDivergence asks about
+	allowed     string // the failure that Recover was called for: a cut that it names may be carried out
 	gen         uint64 // what was fetched under an older one is dropped
 	fetcher     *fetcher
 	retry       *backoff.ExponentialBackOff
