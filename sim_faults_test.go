@@ -149,6 +149,16 @@ var faults = []fault{
 		`if p.num < 0 {`,
 	},
 	{
+		"FailOnDivergence asks about the first cut only", "align.go",
+		`if r.m.opts.failOnDiverge && rd.Aligned && !rd.Stored {`,
+		`if r.m.opts.failOnDiverge && rd.Aligned && !rd.Stored && !rd.Cut {`,
+	},
+	{
+		"Recover allows more than the failure names", "align.go",
+		`if r.allowed == loss.Error() {`,
+		`if r.allowed != "" {`,
+	},
+	{
 		"a plan conceals a cut", "plan.go",
 		`if e.From < e.To {`,
 		`if e.From < e.To && e.To < l.end {`,

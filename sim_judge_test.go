@@ -27,6 +27,7 @@ import (
 //   - a leader epoch falls, of a partition or within its log
 //   - something is cut from a mirror and never reported
 //   - a round's position is stored twice
+//   - a mirror with FailOnDivergence cuts what Recover did not allow by name
 //   - anything but Overwrite drops what was written at the site that took over last
 //   - a partition is taken over with a transaction open
 //   - a reader that follows the tail believes in what was cut
@@ -84,6 +85,7 @@ type logModel struct {
 	overwrite  bool               // Overwrite was called since, or has ended since
 	cuts       []span             // not reported yet
 	reports    []span             // all of them
+	allowed    []span             // to be cut, by Recover
 	changes    int                // appends, cuts and moves of the start
 	fetched    int                // batches that came from elsewhere
 	aborted    []int64            // producers whose transactions were aborted here by a takeover
@@ -427,6 +429,37 @@ func (j *judge) undoes(l *watchedLog, m *logModel, dropped []*node) bool {
 	})
 }
 
+// recover calls Recover, which allows the cuts that failures name.
+func (j *judge) recover(ctx context.Context, l *link) error {
+	m := l.dst.mirrors[l]
+	for num := range j.w.partitions {
+		st, id, ok := partitionStatus(m, num)
+		var named span
+		if _, text, found := strings.Cut(st.Reason, "offsets "); ok && st.State == mirror.Failed && found {
+			if n, _ := fmt.Sscanf(text, "[%d, %d) would be dropped", &named.from, &named.to); n == 2 {
+				j.mu.Lock()
+				model := j.logOf(l.dst, id, num)
+				model.allowed = append(model.allowed, named)
+				j.mu.Unlock()
+			}
+		}
+	}
+	return m.Recover(ctx, simTopic)
+}
+
+// unasked says that a mirror drops offsets that someone should have been asked about.
+func (j *judge) unasked(l *watchedLog, m *logModel, dropped span) bool {
+	by := l.s.mirrored(l.partition)
+	if by == nil || !j.w.careful {
+		return false
+	}
+	key := binary.BigEndian.AppendUint16(nil, uint16(len(by.name)))
+	key = append(append(key, by.name...), l.id[:]...)
+	key = binary.BigEndian.AppendUint32(key, uint32(l.partition))
+	rd := j.states[l.s].rounds[string(key)]
+	return rd.Aligned && !rd.Stored && !slices.ContainsFunc(m.allowed, func(a span) bool { return a.from <= dropped.from && dropped.to <= a.to })
+}
+
 // strange says that a mirror's cut drops what the source held when its topic was deleted: another one may have answered in its name.
 func (j *judge) strange(l *watchedLog, m *logModel, dropped []*node) bool {
 	by := l.s.mirrored(l.partition)
@@ -447,6 +480,9 @@ func (j *judge) cut(l *watchedLog, m *logModel, to, end int64) {
 		m.dropped(span{to, m.end}, to)
 		if j.undoes(l, m, m.nodes[kept:]) {
 			j.blame("%s: a cut to %d drops what was written there since the takeover", j.name(l), to)
+		}
+		if j.unasked(l, m, span{max(to, m.retained), m.end}) {
+			j.blame("%s: a cut to %d was never allowed", j.name(l), to)
 		}
 		if j.strange(l, m, m.nodes[kept:]) {
 			j.blame("%s: a cut to %d drops what the source held when its topic was deleted", j.name(l), to)
@@ -481,6 +517,9 @@ func (j *judge) watchReset(l *watchedLog, start int64, change func() error) erro
 			m.dropped(span{m.end, start}, start) // what was never got; what is dropped the source has dropped too
 		} else {
 			m.dropped(span{m.start, m.end}, start)
+		}
+		if gone := m.cuts[len(m.cuts)-1]; j.unasked(l, m, gone) {
+			j.blame("%s: a reset to %d was never allowed", j.name(l), start)
 		}
 		if j.undoes(l, m, m.nodes) {
 			j.blame("%s: a reset to %d drops what was written there since the takeover", j.name(l), start)

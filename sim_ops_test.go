@@ -30,6 +30,7 @@ const (
 	opRemove    op = "remove"
 	opPromote   op = "promote"
 	opOverwrite op = "overwrite"
+	opRecover   op = "recover"
 	opAnew      op = "anew"   // what is advised when the source has another topic of that name by now
 	opBroken    op = "broken" // a round that begins over a cable which breaks, and is stopped
 	opBoth      op = "both"   // ends of a link add at once
@@ -50,7 +51,7 @@ var weights = []struct {
 }{
 	{opWrite, 26}, {opTxn, 14}, {opMarker, 10}, {opDirect, 4},
 	{opElect, 4}, {opUnclean, 5}, {opLag, 3}, {opRetain, 4}, {opGrow, 2}, {opDelete, 1}, {opSwap, 1}, {opCreate, 1},
-	{opAdd, 12}, {opPause, 3}, {opResume, 5}, {opRemove, 4}, {opPromote, 2}, {opOverwrite, 4}, {opAnew, 2}, {opBroken, 3}, {opBoth, 1},
+	{opAdd, 12}, {opPause, 3}, {opResume, 5}, {opRemove, 4}, {opPromote, 2}, {opOverwrite, 4}, {opRecover, 3}, {opAnew, 2}, {opBroken, 3}, {opBoth, 1},
 	{opCrash, 2}, {opCrashSoon, 6}, {opRestart, 2}, {opFaults, 3}, {opSlow, 2},
 	{opCable, 4}, {opMend, 4}, {opWait, 16},
 }
@@ -160,6 +161,8 @@ func (w *world) command(s *site, st step) {
 			return
 		}
 		w.asPlanned(l, st, w.planAdd)
+	case opRecover:
+		run(func(ctx context.Context, _ ...string) error { return w.judge.recover(ctx, l) })
 	case opPause:
 		run(m.Pause)
 	case opResume:

@@ -100,6 +100,7 @@ type history struct {
 	grown      bool // the topic begins with one partition
 	stable     bool // takeovers cut to the last stable offset
 	follow     bool // a deletion at the source is a takeover
+	careful    bool // FailOnDivergence
 	steps      []step
 }
 
@@ -119,7 +120,7 @@ const drawn = 100 // the numbers of a step lie below it
 
 func draw(seed uint64) history {
 	r := rand.New(rand.NewPCG(seed, 0))
-	h := history{seed: seed, sites: 2, partitions: 1 + int32(r.IntN(2)), grown: r.IntN(3) == 0, stable: r.IntN(6) == 0, follow: r.IntN(4) == 0}
+	h := history{seed: seed, sites: 2, partitions: 1 + int32(r.IntN(2)), grown: r.IntN(3) == 0, stable: r.IntN(6) == 0, follow: r.IntN(4) == 0, careful: r.IntN(4) == 0}
 	if r.IntN(4) == 0 {
 		h.sites = 3
 	}

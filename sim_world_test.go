@@ -249,7 +249,7 @@ func (w *world) settle(l *link) error {
 	if w.judge.gone(l) {
 		return w.startOver(l)
 	}
-	if err := errors.Join(m.Recover(w.t.Context(), simTopic), m.Resume(w.t.Context(), simTopic)); err != nil {
+	if err := errors.Join(w.judge.recover(w.t.Context(), l), m.Resume(w.t.Context(), simTopic)); err != nil {
 		return err
 	}
 	for tries := 0; ; tries++ {
@@ -268,6 +268,9 @@ func (w *world) settle(l *link) error {
 			return err
 		}
 		pass(5 * time.Second) // it is tried again or about to stop, or a cut at the source has yet to be noticed
+		if err := w.judge.recover(w.t.Context(), l); err != nil {
+			return err
+		}
 	}
 }
 
@@ -310,6 +313,9 @@ func (s *site) open() error {
 	}
 	if s.w.stable {
 		opts = append(opts, mirror.TruncateToStable(1000))
+	}
+	if s.w.careful {
+		opts = append(opts, mirror.FailOnDivergence())
 	}
 	if s.w.follow {
 		opts = append(opts, mirror.StopOnSourceDelete())
