@@ -149,9 +149,10 @@ func (l *brokenLog) Close() error {
 	return l.Log.Close()
 }
 
-// lingers gives way to others until something has happened, as a slow disk does, but not for ever.
+// lingers gives way to others until something has happened, as a slow disk does, but not for ever: longer than a busy machine keeps
+// one of them from running.
 func (l *brokenLog) lingers(until func() bool) {
-	for tries := 0; tries < 2000 && !until(); tries++ {
+	for tries := 0; tries < 100_000 && !until(); tries++ {
 		runtime.Gosched()
 	}
 }
