@@ -37,9 +37,13 @@ func ReadUncommitted() ReadOption { return func(o *readOptions) { o.uncommitted 
 // Follow goes on at the end and waits for more. It ends only with the context, an error, or the loop's break.
 func Follow() ReadOption { return func(o *readOptions) { o.follow = true } }
 
-// CutError ends Records when the log no longer holds what was read from it: the source lost records (an unclean election), or a
-// failback dropped what it never had. Whoever acted on the records from From on has to undo that, and reads on from From. It may lie
-// below where this Records began: then of what was read before, with others, some is gone too. Cuts from before it began are not told.
+// CutError is yielded by Records when the log no longer holds what was read from it: the source lost records (an unclean election), or
+// a failback dropped what it never had. Whoever acted on the records from From on has to undo that; if the loop goes on, Records reads
+// on from From, and tells of cuts that came meanwhile. From may lie below where Records began: then of what was read before, with
+// another Records, some is gone too.
+//
+// Cuts from before Records began are not told. A program that stores where it is, to go on after a restart, stores EpochAt of the
+// offset before with it: if the partition answers another epoch then, it was cut.
 type CutError struct {
 	Topic     string
 	Partition int32
@@ -56,16 +60,27 @@ func (e *CutError) Error() string {
 // messages are the caller's. A null key or value is nil; Time is the batch's for LogAppendTime, zero if the record has none.
 //
 // An error is yielded with an otherwise empty message, and is the last thing: one that wraps ErrOutOfRange and names the bounds for
-// an offset outside of them (also if retention overtakes a slow reader), a *CutError if the log was cut below what was read, the
-// error of ctx, or one that names the offset of bytes that cannot be decoded.
+// an offset outside of them (also if retention overtakes a slow reader), the error of ctx, or one that names the offset of bytes that
+// cannot be decoded. Only a *CutError, if the log was cut below what was read, is followed by the records that are there now.
 func (p *Partition) Records(ctx context.Context, from int64, opts ...ReadOption) iter.Seq2[kafka.Message, error] {
 	return func(yield func(kafka.Message, error) bool) {
 		r := reader{p: p, from: from, pos: from}
 		for _, opt := range opts {
 			opt(&r.readOptions)
 		}
-		if err := r.run(ctx, func(m kafka.Message) bool { return yield(m, nil) }); err != nil && !errors.Is(err, errBreak) {
-			yield(kafka.Message{Topic: p.topic, Partition: int(p.num)}, err)
+		err := r.begin(ctx)
+		for {
+			if err == nil {
+				err = r.run(ctx, func(m kafka.Message) bool { return yield(m, nil) })
+			}
+			if err == nil || errors.Is(err, errBreak) {
+				return
+			}
+			var cut *CutError
+			if !yield(kafka.Message{Topic: p.topic, Partition: int(p.num)}, err) || !errors.As(err, &cut) {
+				return
+			}
+			err = r.back(ctx, cut.From)
 		}
 	}
 }
@@ -93,15 +108,9 @@ type epochUpTo struct {
 }
 
 func (r *reader) run(ctx context.Context, yield func(kafka.Message) bool) error {
-	start, end := r.p.Bounds()
-	if r.from < start || r.from > end {
-		return fmt.Errorf("records of %s from offset %d, log is [%d, %d): %w", r.p, r.from, start, end, ErrOutOfRange)
-	}
-	if err := r.begin(ctx); err != nil {
-		return err
-	}
 	moved := make(chan struct{}, 1)
 	defer r.p.Notify(moved)()
+	_, end := r.p.Bounds()
 	for {
 		limit, err := r.limit(ctx, end)
 		for more := true; err == nil && more && r.pos < limit; {
@@ -130,6 +139,9 @@ func (r *reader) run(ctx context.Context, yield func(kafka.Message) bool) error 
 
 // begin notes the epochs of what lies below, for somebody may have read it before: a cut that begins there is told from there on.
 func (r *reader) begin(ctx context.Context) error {
+	if start, end := r.p.Bounds(); r.from < start || r.from > end {
+		return fmt.Errorf("records of %s from offset %d, log is [%d, %d): %w", r.p, r.from, start, end, ErrOutOfRange)
+	}
 	return r.p.know(ctx, func(s *summary.Summary) {
 		r.start, _ = r.p.Bounds()
 		end := r.from
@@ -142,6 +154,18 @@ func (r *reader) begin(ctx context.Context) error {
 		slices.Reverse(r.past)
 		r.passed(s.Epochs().At(r.from-1), r.from)
 	})
+}
+
+// back goes back to where a cut began: what was read below it still counts.
+func (r *reader) back(ctx context.Context, to int64) error {
+	if to <= r.start {
+		r.from, r.pos, r.past = to, to, nil
+		return r.begin(ctx)
+	}
+	known := slices.IndexFunc(r.past, func(e epochUpTo) bool { return e.end >= to })
+	r.past = r.past[:known+1]
+	r.past[known].end, r.pos = to, to
+	return r.checkCut(ctx)
 }
 
 // limit is how far to read now; end is the end of the log, taken before.

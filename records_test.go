@@ -11,6 +11,7 @@ import (
 	"iter"
 	"math/rand/v2"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -405,6 +406,53 @@ func TestACutIsToldFromWhereItBegins(t *testing.T) {
 					require.NoError(t, err)
 				}
 			})
+		})
+	}
+}
+
+// While a reader undoes what a cut took, the source may lose more: the loop is told of that too.
+func TestALoopThatGoesOnAfterACutIsToldOfTheNext(t *testing.T) {
+	at := func(base int64, epoch int32, list ...string) []byte {
+		return values(batch.Header{Base: base, LeaderEpoch: epoch}, list...)
+	}
+	for _, c := range []struct{ second, start, want int64 }{{second: 2, want: 2}, {second: 0, want: 0}, {second: 3, want: -1}, {second: 4, want: -1}, {second: 2, start: 1, want: 2}} {
+		t.Run(fmt.Sprint(c), func(t *testing.T) {
+			p, log := partitionOf(t, at(0, 1, "a"), at(1, 1, "b"), at(2, 2, "c"), at(3, 2, "d"), at(4, 3, "e"))
+			require.NoError(t, p.AdvanceStart(t.Context(), c.start))
+			next, stop := iter.Pull2(p.Records(t.Context(), c.start, mirror.Follow()))
+			defer stop()
+			read := func(values ...string) {
+				t.Helper()
+				for _, v := range values {
+					m, err, _ := next()
+					require.NoError(t, err)
+					require.Equal(t, v, string(m.Value))
+				}
+			}
+			told := func(from, to int64) {
+				t.Helper()
+				_, err, _ := next()
+				var cut *mirror.CutError
+				require.ErrorAs(t, err, &cut)
+				require.Equal(t, mirror.CutError{Topic: "orders", From: from, To: to}, *cut)
+			}
+			read([]string{"a", "b", "c", "d", "e"}[c.start:]...)
+			require.NoError(t, p.Truncate(t.Context(), 3))
+			require.NoError(t, log.Append(t.Context(), slices.Concat(at(3, 4, "x"), at(4, 4, "y"))))
+			told(3, 5)
+			require.NoError(t, p.Truncate(t.Context(), c.second))
+			for offset := c.second; offset < 5; offset++ {
+				require.NoError(t, log.Append(t.Context(), at(offset, 5, fmt.Sprint(offset))))
+			}
+			if c.want >= 0 {
+				told(c.want, 3)
+			}
+			if c.second == 4 {
+				read("x")
+			}
+			for offset := c.second; offset < 5; offset++ {
+				read(fmt.Sprint(offset))
+			}
 		})
 	}
 }

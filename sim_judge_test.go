@@ -513,12 +513,12 @@ func (j *judge) watchReset(l *watchedLog, start int64, change func() error) erro
 		return err
 	}
 	if len(m.nodes) > 0 && l.s.closed(l.partition) {
+		gone := span{m.start, m.end}
 		if start > m.end {
-			m.dropped(span{m.end, start}, start) // what was never got; what is dropped the source has dropped too
-		} else {
-			m.dropped(span{m.start, m.end}, start)
+			gone = span{m.end, start} // what was never got; what is dropped the source has dropped too
 		}
-		if gone := m.cuts[len(m.cuts)-1]; j.unasked(l, m, gone) {
+		m.dropped(gone, start)
+		if j.unasked(l, m, gone) {
 			j.blame("%s: a reset to %d was never allowed", j.name(l), start)
 		}
 		if j.undoes(l, m, m.nodes) {

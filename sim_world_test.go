@@ -637,9 +637,10 @@ func (tl *tail) from(ctx context.Context, p *mirror.Partition, pos int64) int64 
 			clear(tl.read)
 			pos, _ = p.Bounds()
 		}
-		tl.busy = err == nil && msg.Offset%3 == 0
+		tl.busy = err == nil && msg.Offset%3 == 0 || cut != nil // with a record, or with undoing what was cut
+		busy := tl.busy
 		tl.mu.Unlock()
-		if err == nil && msg.Offset%3 == 0 {
+		if busy {
 			select {
 			case <-time.After(200 * time.Millisecond):
 			case <-ctx.Done():
