@@ -241,6 +241,20 @@ func TestPlanRemoveNamesWhatTruncateToStableCuts(t *testing.T) {
 	})
 }
 
+// Of a log that retention has emptied the last epoch is known all the same.
+func TestPlanRemoveOfAnEmptiedLog(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, _, m := mirrored(t, 1)
+		require.NoError(t, a.partition("orders", 0).AdvanceStart(t.Context(), 10))
+		eventually(t, "emptied", func() bool { return state(t, m, "orders", 0).Start == 10 })
+		plan, err := m.PlanRemove(t.Context(), "orders")
+		require.NoError(t, err)
+		require.Equal(t, mirror.Position{Epoch: 0, Offset: 10}, plan[0].Position)
+		require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
+		require.Equal(t, plan[0].Position, *state(t, m, "orders", 0).Position)
+	})
+}
+
 // The stop limits itself, and so does its plan.
 func TestPlanRemoveIsRefusedWhereRemoveIs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

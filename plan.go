@@ -108,7 +108,7 @@ func (r *replica) planRemove(ctx context.Context) (RemoveStep, error) {
 		}
 		s.Open = append(s.Open, txn)
 	}
-	if rd, _, err = r.position(ctx, p, rd, l.end, l.last().epoch); err != nil {
+	if rd, _, err = r.position(ctx, p, rd, l.end, l.latest()); err != nil {
 		return s, err
 	}
 	if rd.Stored {

@@ -57,6 +57,14 @@ func (l lineage) last() probe {
 	return probe{epoch: l.epochs[len(l.epochs)-1].Epoch, end: l.end}
 }
 
+// latest is the last epoch, also of a log that retention has emptied; -1 if none is known.
+func (l lineage) latest() int32 {
+	if len(l.epochs) == 0 {
+		return -1
+	}
+	return l.epochs[len(l.epochs)-1].Epoch
+}
+
 // below is the question about our greatest epoch below another.
 func (l lineage) below(epoch int32) probe {
 	end := l.end
