@@ -165,8 +165,8 @@ var faults = []fault{
 	},
 	{
 		"a plan names another position than the stop stores", "plan.go",
-		`if rd, _, err = r.position(ctx, p, rd, l.end, l.last().epoch); err != nil {`,
-		`if rd, _, err = r.position(ctx, p, rd, l.start, l.last().epoch); err != nil {`,
+		`if rd, _, err = r.position(ctx, p, rd, l.end, l.latest()); err != nil {`,
+		`if rd, _, err = r.position(ctx, p, rd, l.start, l.latest()); err != nil {`,
 	},
 	{
 		"a gap counts to the older epoch", "internal/summary/summary.go",

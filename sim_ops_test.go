@@ -156,7 +156,7 @@ func (w *world) command(s *site, st step) {
 	overwrite := func(ctx context.Context, _ ...string) error { return w.judge.overwrite(ctx, s, m) }
 	switch st.op {
 	case opAdd:
-		if st.z%2 > 0 || !w.quiet() {
+		if st.z%2 > 0 || !w.quiet(l) {
 			run(m.AddTopics)
 			return
 		}
@@ -168,7 +168,7 @@ func (w *world) command(s *site, st step) {
 	case opResume:
 		run(m.Resume)
 	case opRemove:
-		if st.z%2 > 0 || !w.quiet() {
+		if st.z%2 > 0 || !w.quiet(l) {
 			run(m.Remove)
 			return
 		}

@@ -13,8 +13,11 @@ import (
 
 // Dry runs: a plan is made and carried out at once, while nothing else goes on. What was announced is what happens, no more and no less.
 
-// quiet says that nothing is under way, and that nothing will fail.
-func (w *world) quiet() bool {
+// quiet says that nothing is under way that a link is concerned with, and that nothing will fail.
+func (w *world) quiet(l *link) bool {
+	if _, id, ok := partitionStatus(l.dst.mirrors[l], 0); ok && id != w.judge.topic(l.dst) {
+		return false // its topic was deleted, and will be made again
+	}
 	for _, s := range w.sites {
 		s.mu.Lock()
 		calm := s.c != nil && s.after == nil && s.crashIn == 0 && s.faults == 0 && s.slow == 0
