@@ -25,6 +25,7 @@ type groups struct {
 type committed struct {
 	Group     string  `json:"group"`
 	Topic     string  `json:"topic"`
+	ID        string  `json:"id"` // the topic's: another one may be made under its name
 	Partition int32   `json:"partition"`
 	Offset    int64   `json:"offset"`
 	Epoch     int32   `json:"epoch"` // leader epoch that the client gave
@@ -151,7 +152,10 @@ func (b *Broker) committing(ctx context.Context, c *call, topic string, p *kmsg.
 	if err != nil {
 		return o, b.code(err)
 	}
-	o = committed{Topic: topic, Partition: p.Partition, Offset: p.Offset, Epoch: p.LeaderEpoch, Lineage: p.LeaderEpoch, Metadata: p.Metadata}
+	o = committed{
+		Topic: topic, ID: part.TopicID().String(), Partition: p.Partition,
+		Offset: p.Offset, Epoch: p.LeaderEpoch, Lineage: p.LeaderEpoch, Metadata: p.Metadata,
+	}
 	_, end := part.Bounds()
 	beyond := o.Offset > end // carried over from a source that had more than was mirrored: only the client knows of what epoch
 	if beyond && o.Epoch < 0 && b.c.CheckWrite(topic, p.Partition) == nil {
@@ -176,12 +180,15 @@ func (g *groups) ceiling(ctx context.Context, topic string, partition int32) (in
 	return end, err
 }
 
-// answer is the offset from which the group goes on. It never lies above the log, nor behind a cut. Its epoch is never above the leader
-// epoch: that would make the client take the metadata for stale, and ask for others for ever.
+// answer is the offset from which the group goes on, none in a topic that was made anew. It never lies above the log, nor behind a cut.
+// Its epoch is never above the leader epoch: that would make the client take the metadata for stale, and ask for others for ever.
 func (g *groups) answer(ctx context.Context, o committed) (committed, error) {
 	p, err := g.b.c.Partition(ctx, o.Topic, o.Partition)
 	if err != nil {
 		return o, err
+	}
+	if o.ID != p.TopicID().String() {
+		return committed{Offset: -1, Epoch: -1}, nil
 	}
 	_, limit := p.Bounds()
 	if o.Lineage >= 0 {

@@ -185,3 +185,19 @@ func TestWhatIsRememberedStaysSmall(t *testing.T) {
 		require.Equal(t, int64(7), committedOffset(w, 9, fmt.Sprint("g", i), "orders", 0))
 	}
 }
+
+// A name is not a topic: what a group has read of one says nothing of another that was made under its name.
+func TestATopicMadeAnewHasNoCommittedOffsets(t *testing.T) {
+	host := newHost()
+	b := start(t, host, one("orders"))
+	w := dial(t, b, "node-1")
+	w.write("orders", 0, records(10))
+	require.Zero(t, commitOffset(w, 9, "g", "orders", 0, 7))
+	require.NoError(t, host.DeleteTopic(t.Context(), "orders"))
+	require.NoError(t, host.EnsureTopic(t.Context(), mirror.Topic{Name: "orders", Partitions: 1}))
+	w.metadata(9, "orders")
+	w.write("orders", 0, records(10))
+	require.Equal(t, int64(-1), committedOffset(w, 7, "g", "orders", 0))
+	require.Zero(t, commitOffset(w, 9, "g", "orders", 0, 3))
+	require.Equal(t, int64(3), committedOffset(w, 9, "g", "orders", 0))
+}
