@@ -629,3 +629,36 @@ func TestATopicThatGrowsHereWhileItIsResumedIsRefused(t *testing.T) {
 		caughtUp(t, m)
 	})
 }
+
+// A mirror that is closed or attached anew says of each of its topics who may write: what was taken over stays open meanwhile.
+func TestWritersOfATakenOverTopicAreNeverRefused(t *testing.T) {
+	const partitions = 500
+	a := newSource(t)
+	a.create("orders", partitions)
+	c, err := mirror.Open(t.Context(), memlog.New())
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, c.Close()) })
+	m, err := c.Mirror("dr", a.broker.Source())
+	require.NoError(t, err)
+	require.NoError(t, m.Start(t.Context()))
+	require.NoError(t, m.AddTopics(t.Context(), "orders"))
+	require.NoError(t, m.WaitCaughtUp(t.Context()))
+	require.NoError(t, m.Remove(t.Context(), "orders"))
+
+	var done atomic.Bool
+	refused := make(chan error, 1)
+	go func() {
+		var err error
+		for err == nil && !done.Load() {
+			err = c.CheckWrite("orders", partitions-1)
+		}
+		refused <- err
+	}()
+	for range 10 {
+		require.NoError(t, m.Close())
+		m, err = c.Mirror("dr", a.broker.Source())
+		require.NoError(t, err)
+	}
+	done.Store(true)
+	require.NoError(t, <-refused)
+}

@@ -603,10 +603,7 @@ func (mem memory) records(tried []*replica) (recs []statelog.Record) {
 // gateOf sets the gate of a topic to what its partitions' rounds say.
 func (c *Coordinator) gateOf(t *mirrorTopic) {
 	replicas := t.partitions()
-	c.gate.closeTopic(t.name, t.m.name, int32(len(replicas)))
-	for _, r := range replicas {
-		c.gate.setOpen(t.name, r.num, r.isTakenOver())
-	}
+	c.gate.openWhere(t.name, t.m.name, int32(len(replicas)), func(partition int32) bool { return replicas[partition].isTakenOver() })
 }
 
 // refreshChains finds out where the source has what we mirror from: a mirror may have begun there, or further up, since the round

@@ -73,6 +73,18 @@ func (g *gate) closeTopic(topic, mirror string, partitions int32) {
 	g.replace(topic, newGateTopic(&ReadOnlyError{Topic: topic, Mirror: mirror}, partitions))
 }
 
+// openWhere closes a topic for everyone but the mirror, except where open says otherwise: at once, so that no writer is refused between.
+// open is asked while nobody else changes the gate.
+func (g *gate) openWhere(topic, mirror string, partitions int32, open func(partition int32) bool) {
+	t := newGateTopic(&ReadOnlyError{Topic: topic, Mirror: mirror}, partitions)
+	g.changing.Lock()
+	defer g.changing.Unlock()
+	for i := range partitions {
+		t.set(i, open(i))
+	}
+	g.put(topic, t)
+}
+
 // grow keeps what is open and adds closed partitions.
 func (g *gate) grow(topic, mirror string, partitions int32) {
 	t := newGateTopic(&ReadOnlyError{Topic: topic, Mirror: mirror}, partitions)

@@ -319,6 +319,9 @@ func (r *replica) to(ctx context.Context, e event, cause error, change func(*rou
 		return fmt.Errorf("persist %s -> %s of %s: %w", old.state, state, r, err)
 	}
 	if state == Stopped {
+		r.mu.Lock()
+		r.round = rd // before the gate: whoever sets it to what the rounds say, at this moment, must not shut it again
+		r.mu.Unlock()
 		r.m.c.gate.setOpen(r.t.name, r.num, rd.TakenOver) // before anyone can see STOPPED and begin the next round
 	}
 	r.mu.Lock()
