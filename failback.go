@@ -203,13 +203,15 @@ func (c *Coordinator) ownPosition(topic string, id TopicID, partition int32, clu
 		if t == nil || t.id != id {
 			continue
 		}
-		for _, r := range t.partitions() {
-			r.mu.Lock()
-			rd := r.round
-			r.mu.Unlock()
-			if p := (Position{rd.Epoch, rd.Offset}); r.num == partition && rd.Peer == cluster && (rd.Stored || rd.Known) && p.known() && (!ok || p.beats(best)) {
-				best, ok = p, true
-			}
+		r := t.partition(partition)
+		if r == nil {
+			continue
+		}
+		r.mu.Lock()
+		rd := r.round
+		r.mu.Unlock()
+		if p := (Position{rd.Epoch, rd.Offset}); rd.Peer == cluster && (rd.Stored || rd.Known) && p.known() && (!ok || p.beats(best)) {
+			best, ok = p, true
 		}
 	}
 	return best, ok

@@ -70,6 +70,16 @@ func (t *mirrorTopic) partitions() []*replica {
 	return append([]*replica(nil), t.replicas...)
 }
 
+// partition is nil if the mirror has no such one.
+func (t *mirrorTopic) partition(num int32) *replica {
+	t.m.mu.Lock()
+	defer t.m.mu.Unlock()
+	if num < 0 || int(num) >= len(t.replicas) {
+		return nil
+	}
+	return t.replicas[num]
+}
+
 // await waits until every partition is in the state; a FAILED one ends it.
 func (t *mirrorTopic) await(ctx context.Context, s State) error {
 	for _, r := range t.partitions() {
