@@ -662,3 +662,55 @@ func TestWritersOfATakenOverTopicAreNeverRefused(t *testing.T) {
 	done.Store(true)
 	require.NoError(t, <-refused)
 }
+
+// A disk that is full for a moment: what a Resume has begun can't be taken back in the state, so the topic is shut until it can be.
+func TestARoundThatCannotBeTakenBackIsTakenBackByRemove(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		_, b, m := mirrored(t, 1)
+		require.NoError(t, m.Remove(t.Context(), "orders"))
+		full := errors.New("no space left on device")
+		b.host.Fail(func(_ context.Context, op memlog.Op, topic string, _ int32) error {
+			if op == memlog.OpAppend && topic == mirror.StateTopic {
+				return full
+			}
+			return nil
+		})
+		require.ErrorIs(t, m.Resume(t.Context(), "orders"), full)
+		require.Error(t, b.c.CheckWrite("orders", 0), "after a crash it might be mirrored")
+		require.ErrorIs(t, m.Remove(t.Context(), "orders"), full)
+		b.host.Fail(nil)
+		require.NoError(t, m.Remove(t.Context(), "orders"))
+		b.write("orders", 0, 1)
+		require.Equal(t, mirror.Stopped, state(t, m, "orders", 0).State)
+	})
+}
+
+// A host that opens a log and then says that it has none: it is asked again after a pause.
+func TestAHostThatOpensLogsThatAreGoneIsNotAskedWithoutAPause(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		a := newSource(t)
+		a.create("orders", 1)
+		a.write("orders", 0, 5, 5)
+		require.NoError(t, a.partition("orders", 0).AdvanceStart(t.Context(), 5))
+		host := memlog.New()
+		m := newMirror(t, a, host)
+		var opened atomic.Int64
+		host.Fail(func(_ context.Context, op memlog.Op, topic string, _ int32) error {
+			switch {
+			case topic != "orders":
+			case op == memlog.OpOpenLog:
+				if opened.Add(1) > 1000 {
+					return errors.New("enough") // without it the test would not end
+				}
+			case op == memlog.OpReset:
+				return mirror.ErrClosed
+			}
+			return nil
+		})
+		require.NoError(t, m.AddTopics(t.Context(), "orders"))
+		pass(time.Minute)
+		require.Less(t, opened.Load(), int64(100))
+		host.Fail(nil)
+		eventually(t, "mended", func() bool { return state(t, m, "orders", 0).End == 10 })
+	})
+}

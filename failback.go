@@ -274,11 +274,7 @@ func (m *Mirror) forget(ctx context.Context, t *mirrorTopic) error {
 	m.mu.Lock()
 	delete(m.topics, t.name)
 	m.mu.Unlock()
-	if owner := m.c.ownerOf(t.name); owner != nil {
-		m.c.gateOf(owner)
-	} else {
-		m.c.gate.release(t.name)
-	}
+	m.c.regate(t.name)
 	return nil
 }
 
@@ -306,6 +302,7 @@ func (m *Mirror) beginRound(ctx context.Context, t *mirrorTopic, meta wire.Topic
 	if err := m.persistRounds(ctx, t, rounds, upstreams); err != nil {
 		return errors.Join(err, before.restore(ctx, persisted)) // it may have been written all the same
 	}
+	t.undo = nil
 	m.show(t, rounds, upstreams)
 	if _, err := m.askIdlePeer(ctx, t); err != nil {
 		return errors.Join(err, before.restore(ctx, persisted))
@@ -553,12 +550,17 @@ func (m *Mirror) remember(t *mirrorTopic) memory {
 // given up by now.
 func (mem memory) restore(ctx context.Context, d depth) error {
 	m, t := mem.m, mem.t
-	tried := t.partitions()
+	undo := t.undo
 	if d == persisted {
-		if err := m.c.put(context.WithoutCancel(ctx), mem.records(tried)...); err != nil {
-			m.tried(t)
-			return fmt.Errorf("take back what was persisted; the topic stays read-only: %w", err)
+		undo = mem.records(t.partitions())
+	}
+	err := m.c.put(context.WithoutCancel(ctx), undo...)
+	if err != nil && mem.new { // what may be in the state goes on, and asks the peer again before it cuts
+		m.tried(t)
+		for _, r := range t.partitions() {
+			r.kick()
 		}
+		return fmt.Errorf("take back what was persisted; the topic stays read-only: %w", err)
 	}
 	m.mu.Lock()
 	t.wished, t.upstreams, t.replicas = mem.wished, mem.chain, mem.replicas
@@ -573,14 +575,15 @@ func (mem memory) restore(ctx context.Context, d depth) error {
 	}
 	m.tried(t)
 	m.changed.broadcast()
-	if d == untouched {
+	if err != nil {
+		t.undo = undo
+		return fmt.Errorf("take back what was persisted; the topic stays read-only until Remove does: %w", err)
+	}
+	t.undo = nil
+	if d == untouched && len(undo) == 0 {
 		return nil
 	}
-	if owner := m.c.ownerOf(t.name); owner != nil { // this one, or the mirror that has stopped it
-		m.c.gateOf(owner)
-	} else {
-		m.c.gate.release(t.name)
-	}
+	m.c.regate(t.name)
 	return nil
 }
 
@@ -600,6 +603,15 @@ func (mem memory) records(tried []*replica) (recs []statelog.Record) {
 		recs = append(recs, statelog.Record{Key: r.key(typeRound)}, statelog.Record{Key: r.key(statelog.TypePartitionState)})
 	}
 	return recs
+}
+
+// regate sets the gate of a topic to what the mirror says that has it; to open, if none has.
+func (c *Coordinator) regate(topic string) {
+	if owner := c.ownerOf(topic); owner != nil {
+		c.gateOf(owner)
+	} else {
+		c.gate.release(topic)
+	}
 }
 
 // gateOf sets the gate of a topic to what its partitions' rounds say.

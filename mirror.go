@@ -342,6 +342,13 @@ func (m *Mirror) want(ctx context.Context, name string, w wish) (*mirrorTopic, e
 		return nil, err
 	}
 	defer t.command.release()
+	if t.undo != nil {
+		if err := m.c.put(context.WithoutCancel(ctx), t.undo...); err != nil {
+			return nil, fmt.Errorf("take back a round that was tried: %w", err)
+		}
+		t.undo = nil
+		m.c.regate(name)
+	}
 	switch now := t.wishedNow(); {
 	case now == Stopped && w == Paused:
 		return nil, hint(ErrStopped, "only a topic that is mirrored can be paused")

@@ -8,13 +8,15 @@ import (
 	"github.com/clustermirror/mirror/internal/wire"
 )
 
-// mirrorTopic is a topic of a mirror; its fields are guarded by the mirror's mutex but for the first three.
+// mirrorTopic is a topic of a mirror; its fields are guarded by the mirror's mutex but for the first five.
 type mirrorTopic struct {
 	m    *Mirror
 	name string
 	id   TopicID
 
-	command   lock // one command on a topic at a time
+	command lock              // one command on a topic at a time
+	undo    []statelog.Record // what takes back a round that was tried; the gate stays shut until it is persisted. Guarded by command
+
 	wished    wish
 	upstreams []string // clusters that the source mirrors the topic from, and so on up
 	replicas  []*replica
