@@ -195,7 +195,7 @@ func (r *replica) kick() {
 // drive takes steps until there is nothing to do but wait. Each step first persists the state it goes to. An error is what keeps it
 // from going on.
 func (r *replica) drive(ctx context.Context) error {
-	for ctx.Err() == nil {
+	for lost := false; ctx.Err() == nil; {
 		r.mu.Lock()
 		s, diverged, failing := r.stored, r.diverged, r.failing
 		r.failing = nil
@@ -249,8 +249,11 @@ func (r *replica) drive(ctx context.Context) error {
 		default: // Paused, Stopped: as wished
 			return nil
 		}
-		if err != nil && !r.letGo() {
-			return err
+		if err != nil {
+			if !r.letGo() || lost {
+				return err
+			}
+			lost = true // the log that is there now is tried at once, the one after it after a pause
 		}
 	}
 	return nil
