@@ -313,7 +313,7 @@ func (m *Mirror) promote(ctx context.Context, t *mirrorTopic) error {
 	pause := m.newBackoff()
 	var moved error
 	ends := make(map[int32]int64)
-	for quiet := 0; quiet < 2; { // two looks, so that a write between two answers is seen, also if it has been mirrored since
+	for quiet := 0; ; { // two looks, so that a write between two answers is seen, also if it has been mirrored since
 		moved = nil
 		for _, r := range t.partitions() {
 			if err := r.hopeless(); err != nil {
@@ -332,6 +332,9 @@ func (m *Mirror) promote(ctx context.Context, t *mirrorTopic) error {
 		}
 		if quiet++; moved != nil {
 			quiet = 0
+		}
+		if quiet == 2 {
+			break
 		}
 		select {
 		case <-time.After(pause.NextBackOff()):
