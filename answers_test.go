@@ -795,3 +795,26 @@ func TestFailbackToAnotherCluster(t *testing.T) {
 		})
 	})
 }
+
+// Where the source has a topic from is not forgotten because it once refuses to say so: the other end could begin a ring.
+func TestAChainIsNotForgottenWhenTheSourceWillNotTell(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		first, middle, _ := mirrored(t, 1)
+		last := newSource(t)
+		p := middle.peer()
+		c, err := last.c.Mirror("chain", p.Source())
+		require.NoError(t, err)
+		require.NoError(t, c.Start(t.Context()))
+		require.NoError(t, c.AddTopics(t.Context(), "orders"))
+		caughtUp(t, c)
+		alter(p, func(_ *wire.DescribeMirrorsRequest, resp *wire.DescribeMirrorsResponse) {
+			for i := range resp.Mirrors {
+				resp.Mirrors[i] = wire.DescribedMirror{Name: resp.Mirrors[i].Name, ErrorCode: 29, ErrorMessage: "denied"}
+			}
+		})
+		pass(10 * time.Minute)
+		ring, err := first.c.Mirror("ring", last.broker.Source())
+		require.NoError(t, err)
+		require.ErrorIs(t, ring.AddTopics(t.Context(), "orders"), mirror.ErrPeerActive)
+	})
+}

@@ -644,10 +644,16 @@ func (m *Mirror) refreshChains(ctx context.Context, md *wire.Metadata, active []
 		if err != nil || resp.ErrorCode != 0 {
 			return nil //nolint:nilerr // a look for something rare: the next refresh tries again
 		}
-		for t, p := range heard {
-			for _, v := range resp.Mirrors {
+		for _, v := range resp.Mirrors {
+			said := make(map[string][]wire.DescribedTopic) // so that not each topic looks through all of them
+			for _, topic := range v.Topics {
+				said[topic.Name] = append(said[topic.Name], topic)
+			}
+			for t, p := range heard {
+				v.Topics = said[t.name]
 				if err := p.hear(m.c.host.ClusterID(), t, v); err != nil {
 					m.c.log.Debug("mirrors of the source", "mirror", m.name, "err", err)
+					p.upstreams = append(p.upstreams, t.chain()...) // what it won't say now may still be so
 				}
 			}
 		}
