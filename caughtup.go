@@ -9,8 +9,8 @@ import (
 )
 
 // WaitCaughtUp waits until the mirror holds everything up to the source's end as it is after the call, trailing transaction markers
-// included; of all topics if none are named. While the source is away it waits: bound it with ctx. A partition that is FAILED, or a topic that is paused or stopped, ends it with an
-// error at once.
+// included; of all topics if none are named. While the source is away it waits: bound it with ctx. A partition that is FAILED, or a topic
+// that is paused or stopped, ends it with an error at once.
 func (m *Mirror) WaitCaughtUp(ctx context.Context, topics ...string) error {
 	list, err := m.all(topics...)
 	if err != nil {

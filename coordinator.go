@@ -399,7 +399,7 @@ const (
 	typeLeaderEpoch int16 = 1002 // topic, partition: 4 bytes
 	typeRound       int16 = 1003 // mirror, topic, partition: the current or last round
 	typeCheckpoint  int16 = 1004 // topic, partition, piece
-	typeCut         int16 = 1006 // topic, partition: a cut that is not reported yet
+	typeCut         int16 = 1006 // mirror, topic, partition: a cut that is not reported yet
 	typePIDFloor    int16 = 1007 // 8 bytes
 	typeCeiling     int16 = 1008 // topic, partition: 8 bytes, no committed offset may lie above it
 	typeTotals      int16 = 1009 // mirror, topic, partition

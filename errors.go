@@ -22,9 +22,9 @@ var (
 	ErrWrongCluster = errors.New("another cluster answers at the source's address")
 	// ErrStopped is returned for a topic that this mirror has stopped.
 	ErrStopped = errors.New("topic is stopped")
-	// ErrPaused is returned by WaitCaughtUp for a topic that is paused.
+	// ErrPaused is returned by WaitCaughtUp and Promote for a topic that is paused.
 	ErrPaused = errors.New("topic is paused")
-	// ErrFailed is returned by WaitCaughtUp for a partition that is FAILED.
+	// ErrFailed is returned by WaitCaughtUp, Promote and Remove for a partition that is FAILED.
 	ErrFailed = errors.New("partition has failed")
 	// ErrNoProof is returned by AddTopics for a topic that has records here of which nothing proves that they are the source's.
 	ErrNoProof = errors.New("records here are not proven to be the source's")

@@ -120,7 +120,8 @@ func (p *peer) hear(us string, t *mirrorTopic, v wire.DescribedMirror) error {
 				chain := append([]string{v.SourceClusterID}, v.Upstreams...)
 				p.upstreams = append(p.upstreams, chain...)
 				if i := slices.Index(chain, us); i >= 0 {
-					p.active = fmt.Sprintf("the source's mirror %s is %s in partition %d and mirrors from here (%s)", v.Name, part.State, part.Partition, strings.Join(chain[:i+1], " <- "))
+					p.active = fmt.Sprintf("the source's mirror %s is %s in partition %d and mirrors from here (%s)",
+						v.Name, part.State, part.Partition, strings.Join(chain[:i+1], " <- "))
 				}
 				continue
 			}
@@ -136,7 +137,8 @@ func (p *peer) hear(us string, t *mirrorTopic, v wire.DescribedMirror) error {
 
 // askOlderPeer asks with the request that was replaced. Without epochs (version 0) its answers align nothing.
 func (m *Mirror) askOlderPeer(ctx context.Context, broker int32, lookup wire.TopicPartitions, p *peer) error {
-	resp, err := m.client.LastMirroredOffsets(ctx, broker, &wire.LastMirroredOffsetsRequest{ClusterID: m.c.host.ClusterID(), Topics: []wire.TopicPartitions{lookup}})
+	req := wire.LastMirroredOffsetsRequest{ClusterID: m.c.host.ClusterID(), Topics: []wire.TopicPartitions{lookup}}
+	resp, err := m.client.LastMirroredOffsets(ctx, broker, &req)
 	switch {
 	case errors.Is(err, wire.ErrVersion):
 		return nil

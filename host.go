@@ -33,7 +33,7 @@ var (
 	ErrOutOfRange = errors.New("offset out of range")
 	// ErrOutOfOrder is returned by Log.Append for a batch whose base offset lies below the end of the log.
 	ErrOutOfOrder = errors.New("batch begins below the end of the log")
-	// ErrTopicConflict is returned by Host.EnsureTopic for a name that exists with another id.
+	// ErrTopicConflict is returned by Host.EnsureTopic for a name that exists with another id, and by AddTopics for such a topic.
 	ErrTopicConflict = errors.New("topic exists with another id")
 	// ErrClosed is returned by everything that is used after its Close.
 	ErrClosed = errors.New("closed")
@@ -55,12 +55,14 @@ type Host interface {
 	EnsureTopic(ctx context.Context, t Topic) error
 
 	// OpenLog opens one partition of a topic that exists. Only a Coordinator calls it. A newer Coordinator may open the
-	// same log again while an older one still holds it: both then speak to the same log, and Append decides.
+	// same log again while an older one still holds it: both then speak to the same log, and Append decides. ErrUnknownPartition
+	// if there is none.
 	OpenLog(ctx context.Context, topic string, partition int32) (Log, error)
 }
 
 // Log is one partition: whole record batches, in order, gaps allowed. Append, TruncateTo, AdvanceStart and Reset never
-// overlap each other; Read, Bounds and Sync may overlap anything. Package logtest checks what is said here.
+// overlap each other; Read, Bounds and Sync may overlap anything. Package logtest checks what is said here. Once the topic was deleted
+// they answer ErrUnknownPartition or ErrClosed: the library then forgets the log, and asks for the one that is there now.
 type Log interface {
 	// Bounds are the first offset held and the offset after the last one; equal when nothing is held. Never blocks.
 	Bounds() (start, end int64)

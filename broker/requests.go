@@ -34,9 +34,9 @@ func NewRequest(key, version int16) (req kmsg.Request, ok bool) {
 }
 
 // Handle answers one request, for programs that have a listener of their own and mount some or all of the handlers. The request
-// comes from NewRequest, or is kmsg's of a version that Keys lists. It blocks as long as the request may (a fetch that waits for data) or until ctx ends. The records of a
-// Produce request are changed in place and not kept. The answer is the caller's; nil if the request wants none (Produce with
-// acks=0).
+// comes from NewRequest, or is kmsg's of a version that Keys lists. It blocks as long as the request may (a fetch that waits for data) or
+// until ctx ends. The records of a Produce request are changed in place and not kept. The answer is the caller's; nil if the request
+// wants none (Produce with acks=0).
 func (b *Broker) Handle(ctx context.Context, from Client, req kmsg.Request) (kmsg.Response, error) {
 	known, ok := NewRequest(req.Key(), req.GetVersion())
 	if !ok || reflect.TypeOf(known) != reflect.TypeOf(req) {
