@@ -38,6 +38,7 @@ type Coordinator struct {
 
 	flooring  lock // held while the producer id floor is raised
 	attaching lock // held while a mirror is made, attached or detached
+	listing   lock // held while the host is asked for its topics
 
 	ctx    context.Context // ends when Close is called or the coordinator is fenced
 	cancel context.CancelFunc
@@ -49,7 +50,9 @@ type Coordinator struct {
 	mu      sync.Mutex
 	closed  bool
 	mirrors map[string]*Mirror
-	topics  map[string]Topic // of the host, as last listed
+	topics  map[string]Topic // of the host, as last listed; nil if they may have changed
+	listed  topicList
+	asked   int64 // so many times the host was asked for its topics
 	parts   map[partitionKey]*opening
 	opens   int64                   // so many partitions were opened
 	pieces  map[partitionID][]int64 // checkpoints of partitions that were not opened yet
@@ -59,6 +62,12 @@ type Coordinator struct {
 type partitionKey struct {
 	topic string
 	num   int32
+}
+
+// topicList is an answer of the host, shared by all who asked before it was asked for.
+type topicList struct {
+	nth    int64
+	topics map[string]Topic
 }
 
 // opening is a partition that is open, or about to be.
@@ -82,7 +91,7 @@ func Open(ctx context.Context, h Host, opts ...Option) (*Coordinator, error) {
 	}
 	c := &Coordinator{
 		host: h, opts: o, log: o.logger, events: newEventQueue(), budget: newBudget(o.byteBudget),
-		flooring: newLock(), attaching: newLock(), delivered: make(chan struct{}),
+		flooring: newLock(), attaching: newLock(), listing: newLock(), delivered: make(chan struct{}),
 		mirrors: make(map[string]*Mirror), parts: make(map[partitionKey]*opening), claims: make(map[string]lock),
 	}
 	c.raise, _ = h.(ProducerIDRaiser)
@@ -248,9 +257,23 @@ func (c *Coordinator) Topics(ctx context.Context) ([]Topic, error) {
 	return slices.SortedFunc(maps.Values(topics), func(a, b Topic) int { return strings.Compare(a.Name, b.Name) }), nil
 }
 
+// listTopics asks the host. Commands on many topics ask at once, each several times: those that wait meanwhile share the next answer. It
+// is not to be changed.
 func (c *Coordinator) listTopics(ctx context.Context) (map[string]Topic, error) {
 	c.mu.Lock()
-	before := c.opens
+	called := c.asked
+	c.mu.Unlock()
+	if err := c.listing.acquire(ctx); err != nil {
+		return nil, err
+	}
+	defer c.listing.release()
+	c.mu.Lock()
+	if c.listed.nth > called { // asked for after the call
+		defer c.mu.Unlock()
+		return c.listed.topics, nil
+	}
+	c.asked++
+	nth, before := c.asked, c.opens
 	c.mu.Unlock()
 	list, err := c.host.Topics(ctx)
 	if err != nil {
@@ -261,7 +284,7 @@ func (c *Coordinator) listTopics(ctx context.Context) (map[string]Topic, error) 
 		topics[t.Name] = t
 	}
 	c.mu.Lock()
-	c.topics = topics
+	c.topics, c.listed = topics, topicList{nth, topics}
 	var gone []*Partition
 	for key, o := range c.parts {
 		select {

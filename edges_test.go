@@ -3,6 +3,7 @@ package mirror_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -712,5 +713,31 @@ func TestAHostThatOpensLogsThatAreGoneIsNotAskedWithoutAPause(t *testing.T) {
 		require.Less(t, opened.Load(), int64(100))
 		host.Fail(nil)
 		eventually(t, "mended", func() bool { return state(t, m, "orders", 0).End == 10 })
+	})
+}
+
+// Many topics that are added at once don't each ask for all topics of the host.
+func TestTopicsThatAreAddedAtOnceShareTheListOfTheHostsTopics(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		const topics = 100
+		a := newSource(t)
+		names := make([]string, topics)
+		for i := range names {
+			names[i] = fmt.Sprint("topic-", i)
+			a.create(names[i], 1)
+		}
+		host := memlog.New()
+		m := newMirror(t, a, host)
+		var asked atomic.Int64
+		host.Fail(func(_ context.Context, op memlog.Op, _ string, _ int32) error {
+			if op == memlog.OpTopics {
+				asked.Add(1)
+				pass(10 * time.Millisecond)
+			}
+			return nil
+		})
+		require.NoError(t, m.AddTopics(t.Context(), names...))
+		require.Less(t, asked.Load(), int64(topics))
+		caughtUp(t, m)
 	})
 }
