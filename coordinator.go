@@ -67,7 +67,8 @@ type partitionKey struct {
 // topicList is an answer of the host, shared by all who asked before it was asked for.
 type topicList struct {
 	nth    int64
-	topics map[string]Topic
+	byName map[string]Topic
+	sorted []Topic
 }
 
 // opening is a partition that is open, or about to be.
@@ -250,41 +251,46 @@ func (c *Coordinator) topic(ctx context.Context, name string, partition int32) (
 // Topics are the topics of the host, by name, the state topic included. A topic that the host has deleted is found out here, or when
 // its log is next used: its partitions are forgotten, and those of another one that was made under its name take their place.
 func (c *Coordinator) Topics(ctx context.Context) ([]Topic, error) {
-	topics, err := c.listTopics(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return slices.SortedFunc(maps.Values(topics), func(a, b Topic) int { return strings.Compare(a.Name, b.Name) }), nil
+	list, err := c.ask(ctx)
+	return slices.Clone(list.sorted), err
 }
 
-// listTopics asks the host. Commands on many topics ask at once, each several times: those that wait meanwhile share the next answer. It
-// is not to be changed.
+// listTopics is Topics by name, not to be changed.
 func (c *Coordinator) listTopics(ctx context.Context) (map[string]Topic, error) {
+	list, err := c.ask(ctx)
+	return list.byName, err
+}
+
+// ask asks the host for its topics. Commands on many topics do so at once, each several times: those that wait meanwhile share the next
+// answer.
+func (c *Coordinator) ask(ctx context.Context) (topicList, error) {
 	c.mu.Lock()
 	called := c.asked
 	c.mu.Unlock()
 	if err := c.listing.acquire(ctx); err != nil {
-		return nil, err
+		return topicList{}, err
 	}
 	defer c.listing.release()
 	c.mu.Lock()
 	if c.listed.nth > called { // asked for after the call
 		defer c.mu.Unlock()
-		return c.listed.topics, nil
+		return c.listed, nil
 	}
 	c.asked++
 	nth, before := c.asked, c.opens
 	c.mu.Unlock()
-	list, err := c.host.Topics(ctx)
+	sorted, err := c.host.Topics(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("list the host's topics: %w", err)
+		return topicList{}, fmt.Errorf("list the host's topics: %w", err)
 	}
-	topics := make(map[string]Topic, len(list))
-	for _, t := range list {
+	slices.SortFunc(sorted, func(a, b Topic) int { return strings.Compare(a.Name, b.Name) })
+	topics := make(map[string]Topic, len(sorted))
+	for _, t := range sorted {
 		topics[t.Name] = t
 	}
+	list := topicList{nth, topics, sorted}
 	c.mu.Lock()
-	c.topics, c.listed = topics, topicList{nth, topics}
+	c.topics, c.listed = topics, list
 	var gone []*Partition
 	for key, o := range c.parts {
 		select {
@@ -300,7 +306,7 @@ func (c *Coordinator) listTopics(ctx context.Context) (map[string]Topic, error) 
 	for _, p := range gone {
 		c.evict(p)
 	}
-	return topics, nil
+	return list, nil
 }
 
 // opened is a partition that is open already; nil if it isn't.
