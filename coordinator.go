@@ -55,7 +55,7 @@ type Coordinator struct {
 	asked   int64 // so many times the host was asked for its topics
 	parts   map[partitionKey]*opening
 	opens   int64                   // so many partitions were opened
-	pieces  map[partitionID][]int64 // checkpoints of partitions that were not opened yet
+	pieces  map[partitionID]map[int64]struct{} // of the checkpoints that are durable
 	claims  map[string]lock         // by topic: one AddTopics at a time
 }
 
@@ -502,20 +502,30 @@ type partitionID struct {
 
 // indexCheckpoints finds the pieces of all checkpoints once, so that opening a partition need not look through all of them.
 func (c *Coordinator) indexCheckpoints() {
-	c.pieces = make(map[partitionID][]int64)
+	c.pieces = make(map[partitionID]map[int64]struct{})
 	for k := range c.store.All(typeCheckpoint) {
-		id := partitionID{k.Topic, k.Partition}
-		c.pieces[id] = append(c.pieces[id], k.N)
+		c.notePiece(k)
 	}
 }
 
-// checkpoint is the durable checkpoint of a partition that is being opened; empty if there is none.
-func (c *Coordinator) checkpoint(topic TopicID, partition int32) (pieces []summary.Piece) {
+func (c *Coordinator) notePiece(k statelog.Key) {
+	id := partitionID{k.Topic, k.Partition}
+	if c.pieces[id] == nil {
+		c.pieces[id] = make(map[int64]struct{})
+	}
+	c.pieces[id][k.N] = struct{}{}
+}
+
+// stored are the pieces of a partition's checkpoint that are durable.
+func (c *Coordinator) stored(topic TopicID, partition int32) map[int64]struct{} {
 	c.mu.Lock()
-	ids := c.pieces[partitionID{topic, partition}]
-	delete(c.pieces, partitionID{topic, partition})
-	c.mu.Unlock()
-	for _, id := range ids {
+	defer c.mu.Unlock()
+	return maps.Clone(c.pieces[partitionID{topic, partition}])
+}
+
+// checkpoint is the durable checkpoint of a partition; empty if there is none.
+func (c *Coordinator) checkpoint(topic TopicID, partition int32) (pieces []summary.Piece) {
+	for id := range c.stored(topic, partition) {
 		if b, ok := c.store.Get(statelog.Key{Type: typeCheckpoint, Topic: topic, Partition: partition, N: id}); ok {
 			pieces = append(pieces, summary.Piece{ID: id, Data: b})
 		}
@@ -531,10 +541,19 @@ func (c *Coordinator) putCheckpoint(ctx context.Context, topic TopicID, partitio
 	for _, id := range gone {
 		recs = append(recs, statelog.Record{Key: statelog.Key{Type: typeCheckpoint, Topic: topic, Partition: partition, N: id}})
 	}
-	if len(recs) == 0 {
-		return nil
+	if err := c.put(ctx, recs...); err != nil {
+		return err
 	}
-	return c.put(ctx, recs...)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, r := range recs {
+		if r.Value != nil {
+			c.notePiece(r.Key)
+		} else {
+			delete(c.pieces[partitionID{topic, partition}], r.Key.N)
+		}
+	}
+	return nil
 }
 
 // Mirror creates a mirror, or attaches the source to one found in the state. Nothing is asked of the source before Start or

@@ -6,3 +6,13 @@ func (p *Partition) Waiters() int {
 	defer p.mu.Unlock()
 	return len(p.waiters)
 }
+
+// Checkpointed says that the state holds a checkpoint of the partition, or a part of one.
+func (p *Partition) Checkpointed() bool {
+	for k := range p.c.store.All(typeCheckpoint) {
+		if k.Topic == p.id && k.Partition == p.num {
+			return true
+		}
+	}
+	return false
+}

@@ -329,3 +329,30 @@ func TestARefusedAdditionCreatesNothing(t *testing.T) {
 		equal(t, a, b, "orders", 1)
 	})
 }
+
+// A checkpoint never lies: also that of a log which was deleted and made anew with the same id goes before a cut.
+func TestACutWithdrawsTheCheckpointOfALogThatWasDeleted(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		host := memlog.New()
+		s := sourceOn(t, host)
+		s.create("orders", 1)
+		id := topicID(t, host, "orders")
+		s.write("orders", 0, 10, 10)
+		require.NoError(t, s.c.Close()) // leaves a checkpoint
+		c, err := mirror.Open(t.Context(), host)
+		require.NoError(t, err)
+		defer func() { require.NoError(t, c.Close()) }()
+		p := open(t, c, "orders", 0)
+		appendTo(t, p, plain(1))
+		require.True(t, p.Checkpointed())
+		require.NoError(t, host.DeleteTopic(t.Context(), "orders"))
+		_, err = c.Topics(t.Context())
+		require.NoError(t, err)
+		require.NoError(t, host.EnsureTopic(t.Context(), mirror.Topic{Name: "orders", ID: id, Partitions: 1}))
+		p = open(t, c, "orders", 0)
+		appendTo(t, p, plain(10))
+		appendTo(t, p, plain(10))
+		require.NoError(t, p.Truncate(t.Context(), 10))
+		require.False(t, p.Checkpointed())
+	})
+}

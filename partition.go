@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
+	"slices"
 	"sync"
 
 	"github.com/clustermirror/mirror/internal/batch"
@@ -41,8 +43,6 @@ type Partition struct {
 	raised  bool  // since this open, before a first local append (decision: what was visible may not have been durable)
 	writers int   // local writers between BeginWrite and done
 	idle    chan struct{}
-	slots   map[int64]struct{} // pieces of checkpoints that are durable
-	pieces  []summary.Piece    // a checkpoint that was found and not looked at yet
 }
 
 // AbortedTxn is one aborted transaction of a partition: what a read-committed reader needs to leave its records out.
@@ -407,18 +407,11 @@ func (p *Partition) rework(f func() error) error {
 
 // restore makes a summary from the newest durable checkpoint, or an empty one at the log's start.
 func (p *Partition) restore(ctx context.Context) error {
-	if p.pieces == nil {
-		p.pieces = p.c.checkpoint(p.id, p.num)
-	}
-	p.slots = make(map[int64]struct{}, len(p.pieces))
-	for _, piece := range p.pieces {
-		p.slots[piece.ID] = struct{}{}
-	}
-	if len(p.pieces) > 0 {
-		s, err := summary.Restore(ctx, p.log, p.pieces)
+	if pieces := p.c.checkpoint(p.id, p.num); len(pieces) > 0 {
+		s, err := summary.Restore(ctx, p.log, pieces)
 		switch {
 		case err == nil:
-			p.sum, p.pieces = s, nil
+			p.sum = s
 			return nil
 		case !errors.Is(err, summary.ErrStale):
 			return err
@@ -426,7 +419,7 @@ func (p *Partition) restore(ctx context.Context) error {
 		p.c.log.Warn("checkpoint does not fit the log, reading all headers", "partition", p.String(), "err", err)
 	}
 	start, _ := p.log.Bounds()
-	p.sum, p.pieces = summary.New(start), nil
+	p.sum = summary.New(start)
 	return nil
 }
 
@@ -490,24 +483,20 @@ func (p *Partition) saveCheckpoint(ctx context.Context) {
 // putPieces stores a checkpoint: its head, and the sealed pieces that are not durable yet. The caller holds checkpointing.
 func (p *Partition) putPieces(ctx context.Context, pieces []summary.Piece) error {
 	var fresh []summary.Piece
-	keep := make(map[int64]struct{}, len(pieces))
+	stored, keep := p.c.stored(p.id, p.num), make(map[int64]struct{}, len(pieces))
 	for _, piece := range pieces {
 		keep[piece.ID] = struct{}{}
-		if _, there := p.slots[piece.ID]; piece.ID == 0 || !there {
+		if _, there := stored[piece.ID]; piece.ID == 0 || !there {
 			fresh = append(fresh, piece)
 		}
 	}
 	var gone []int64
-	for id := range p.slots {
+	for id := range stored {
 		if _, ok := keep[id]; !ok {
 			gone = append(gone, id)
 		}
 	}
-	if err := p.c.putCheckpoint(ctx, p.id, p.num, fresh, gone); err != nil {
-		return err
-	}
-	p.slots = keep
-	return nil
+	return p.c.putCheckpoint(ctx, p.id, p.num, fresh, gone)
 }
 
 // cut drops each batch that reaches beyond end; end below the start empties the log there. Checkpoints are durably withdrawn
@@ -549,15 +538,9 @@ func (p *Partition) withoutCheckpoint(ctx context.Context, f func(context.Contex
 	defer p.checkpointing.release()
 	defer p.notify()
 	return p.change(ctx, func(ctx context.Context) error {
-		gone := make([]int64, 0, len(p.slots))
-		for id := range p.slots {
-			gone = append(gone, id)
-		}
-		if len(gone) > 0 {
-			if err := p.c.putCheckpoint(ctx, p.id, p.num, nil, gone); err != nil {
-				return fmt.Errorf("withdraw checkpoint of %s: %w", p, err)
-			}
-			p.slots = nil
+		gone := slices.Collect(maps.Keys(p.c.stored(p.id, p.num)))
+		if err := p.c.putCheckpoint(ctx, p.id, p.num, nil, gone); err != nil {
+			return fmt.Errorf("withdraw checkpoint of %s: %w", p, err)
 		}
 		return f(ctx)
 	})
