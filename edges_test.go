@@ -686,6 +686,36 @@ func TestARoundThatCannotBeTakenBackIsTakenBackByRemove(t *testing.T) {
 	})
 }
 
+// A new topic of which nobody knows whether it is in the state: nothing is done about it until it is added again.
+func TestANewTopicThatMayOrMayNotBeInTheStateIsLeftAsItIs(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		a, b := newSource(t), newSource(t)
+		a.create("orders", 1)
+		a.write("orders", 0, 3)
+		require.NoError(t, b.host.EnsureTopic(t.Context(), mirror.Topic{Name: "orders", ID: topicID(t, a.host, "orders"), Partitions: 1}))
+		b.write("orders", 0, 5)
+		m := linked(t, "dr", b, a)
+		require.ErrorIs(t, m.AddTopics(t.Context(), "orders"), mirror.ErrNoProof)
+		full := errors.New("no space left on device")
+		b.host.Fail(func(_ context.Context, op memlog.Op, topic string, _ int32) error {
+			if op == memlog.OpAppend && topic == mirror.StateTopic {
+				return full
+			}
+			return nil
+		})
+		require.ErrorIs(t, m.Overwrite(t.Context(), "orders"), full)
+		b.host.Fail(nil)
+		time.Sleep(time.Minute)
+		require.Empty(t, m.Describe().Topics)
+		_, end := b.partition("orders", 0).Bounds()
+		require.Equal(t, int64(5), end)
+		require.Error(t, b.c.CheckWrite("orders", 0), "after a crash it might be mirrored")
+		require.NoError(t, m.Overwrite(t.Context(), "orders"))
+		caughtUp(t, m)
+		requireSame(t, a, m, "orders", 1)
+	})
+}
+
 // A host that opens a log and then says that it has none: it is asked again after a pause.
 func TestAHostThatOpensLogsThatAreGoneIsNotAskedWithoutAPause(t *testing.T) {
 	inBubble(t, func(t *testing.T) {

@@ -557,12 +557,14 @@ func (mem memory) restore(ctx context.Context, d depth) error {
 		undo = mem.records(t.partitions())
 	}
 	err := m.c.put(context.WithoutCancel(ctx), undo...)
-	if err != nil && mem.new { // what may be in the state goes on, and asks the peer again before it cuts
+	if err != nil && mem.new {
 		m.tried(t)
-		for _, r := range t.partitions() {
-			r.kick()
+		if m.topic(t.name) == t { // it is in the state, and goes on: the peer is asked again before anything is cut
+			for _, r := range t.partitions() {
+				r.kick()
+			}
 		}
-		return fmt.Errorf("take back what was persisted; the topic stays read-only: %w", err)
+		return hint(fmt.Errorf("take back what was persisted; the topic stays read-only: %w", err), "add it again once the state can be written")
 	}
 	m.mu.Lock()
 	t.wished, t.upstreams, t.replicas = mem.wished, mem.chain, mem.replicas

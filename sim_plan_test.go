@@ -36,11 +36,16 @@ func (w *world) quiet(l *link) bool {
 
 // moment is what a link's logs were like.
 type moment struct {
-	source []int // changes of each partition
+	source []int // its partitions, and the changes of each
 	ours   []logModel
 }
 
 func (w *world) moment(l *link) (at moment) {
+	if list, err := l.src.host.Topics(context.WithValue(w.t.Context(), unwatched{}, true)); err == nil {
+		for _, t := range list {
+			at.source = append(at.source, int(t.Partitions))
+		}
+	}
 	w.judge.mu.Lock()
 	defer w.judge.mu.Unlock()
 	for num := range w.partitions {
