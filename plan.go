@@ -91,7 +91,7 @@ func (r *replica) planRemove(ctx context.Context) (RemoveStep, error) {
 		return s, err
 	}
 	if ok {
-		s.Cut = append(s.Cut, Range{r.num, pending.From, min(pending.To, l.end)})
+		s.Cut = append(s.Cut, Range{r.num, pending.From, pending.To})
 		l = l.after(pending)
 	}
 	if st.State == Stopped || rd.untouched() {

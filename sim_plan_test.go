@@ -18,6 +18,12 @@ func (w *world) quiet(l *link) bool {
 	if _, id, ok := partitionStatus(l.dst.mirrors[l], 0); ok && id != w.judge.topic(l.dst) {
 		return false // its topic was deleted, and will be made again
 	}
+	for num := range w.partitions {
+		st, _, ok := partitionStatus(l.dst.mirrors[l], num)
+		if ok && slices.Contains([]mirror.State{mirror.Preparing, mirror.Pausing, mirror.Stopping}, st.State) {
+			return false // on its way
+		}
+	}
 	for _, s := range w.sites {
 		s.mu.Lock()
 		calm := s.c != nil && s.after == nil && s.crashIn == 0 && s.faults == 0 && s.slow == 0
