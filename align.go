@@ -458,7 +458,9 @@ func (p *Partition) olderState(ctx context.Context, r *replica) error {
 	if err != nil {
 		return err
 	}
-	recorded := p.LeaderEpoch()
+	p.mu.Lock()
+	recorded := p.epoch // as persisted: -1 if nothing was
+	p.mu.Unlock()
 	if latest <= recorded || r.stored.state == Failed {
 		return nil
 	}

@@ -314,6 +314,25 @@ func TestPromoteWaitsForAllThatWasAcknowledged(t *testing.T) {
 	})
 }
 
+// Nothing was ever written there: the source's end is known all the same, also that of a source which mirrors it itself.
+func TestPromoteOfATopicThatNeverGotARecord(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b, c := newSource(t, broker.Nodes(2)), newSource(t), newSource(t)
+		a.create("orders", 2)
+		require.NoError(t, a.broker.Elect("orders", 1, 2, false))
+		require.Equal(t, int32(0), a.partition("orders", 0).LeaderEpoch(), "as Kafka's new partitions")
+		require.Equal(t, int32(1), a.partition("orders", 1).LeaderEpoch())
+		m, next := linked(t, "dr", b, a), linked(t, "next", c, b)
+		for _, m := range []*mirror.Mirror{m, next} {
+			require.NoError(t, m.AddTopics(t.Context(), "orders"))
+			caughtUp(t, m)
+		}
+		require.NoError(t, next.Promote(within(t, time.Minute), "orders"))
+		require.NoError(t, m.Promote(within(t, time.Minute), "orders"))
+		require.Equal(t, mirror.Position{Epoch: -1, Offset: 0}, *state(t, m, "orders", 0).Position)
+	})
+}
+
 // A stop that crashes, or whose host fails, at any call: it ends all the same, with one position, and shows nothing twice.
 func TestStopSurvivesACrashAtEveryCall(t *testing.T) {
 	crash := errors.New("crash")

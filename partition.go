@@ -71,11 +71,11 @@ func (p *Partition) ID() int32 { return p.num }
 // Bounds are the first offset held and the offset after the last one. Never blocks.
 func (p *Partition) Bounds() (start, end int64) { return p.log.Bounds() }
 
-// LeaderEpoch is the partition's current leader epoch, at least every epoch in its log; -1 before the first.
+// LeaderEpoch is the partition's current leader epoch, at least every epoch in its log; 0 before the first write, as in Kafka.
 func (p *Partition) LeaderEpoch() int32 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.epoch
+	return max(p.epoch, 0)
 }
 
 // LastStableOffset is the first offset of the oldest open transaction, or the end if none is open.
@@ -85,12 +85,18 @@ func (p *Partition) LastStableOffset(ctx context.Context) (lso int64, err error)
 }
 
 // EpochEnd answers OffsetForLeaderEpoch (KIP-101, KIP-279): the greatest epoch of the log at or below epoch, and where it ends.
-// (-1, -1) if there is none. Asked for the current leader epoch it answers (last epoch of the log, end), as Kafka's leader does.
+// (-1, -1) if there is none. Asked for the current leader epoch it answers (last epoch of the log, end), as Kafka's leader does: also
+// of a log that has no batch, and no epoch but the current one.
 func (p *Partition) EpochEnd(ctx context.Context, epoch int32) (found int32, end int64, err error) {
 	current := p.LeaderEpoch()
 	err = p.know(ctx, func(s *summary.Summary) {
-		if latest := s.Epochs().Latest(); epoch == current && epoch > latest && latest >= 0 {
-			epoch = latest
+		latest := s.Epochs().Latest()
+		if epoch == current && latest < 0 {
+			found, end = epoch, s.End()
+			return
+		}
+		if epoch == current {
+			epoch = min(epoch, latest)
 		}
 		found, end = s.Epochs().EndOf(epoch, s.End())
 	})

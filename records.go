@@ -305,7 +305,9 @@ func (r *reader) checkCut(ctx context.Context) error {
 func (r *reader) cut(ctx context.Context) error {
 	e := &CutError{Topic: r.p.topic, Partition: r.p.num, From: r.start, To: r.pos}
 	for _, known := range slices.Backward(r.past) {
-		found, end, err := r.p.EpochEnd(ctx, known.epoch)
+		var found int32
+		var end int64
+		err := r.p.know(ctx, func(s *summary.Summary) { found, end = s.Epochs().EndOf(known.epoch, s.End()) }) // of batches, not of the leader
 		if err != nil {
 			return err
 		}

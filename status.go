@@ -41,7 +41,7 @@ type PartitionStatus struct {
 	Lag         int64     `json:"lag"`          // source end - end, in offsets; -1 unknown, never negative otherwise
 	LagTime     float64   `json:"lag_seconds"`  // since it last held all that the source had; -1 unknown
 	Bytes       int64     `json:"bytes"`        // appended since Start
-	LeaderEpoch int32     `json:"leader_epoch"` // here; -1 before the first
+	LeaderEpoch int32     `json:"leader_epoch"` // here; -1 until the log is open
 	Source      int32     `json:"source_leader_epoch"`
 	TakenOver   bool      `json:"taken_over,omitempty"`             // writable here
 	Position    *Position `json:"last_mirrored_position,omitempty"` // of the last round that was stopped
