@@ -17,7 +17,7 @@ const (
 	Truncated EventKind = "TRUNCATED"
 	// StateChanged says that the partition went from one state to another.
 	StateChanged EventKind = "STATE_CHANGED"
-	// HealthChanged says that the partition became STALLED or UNREACHABLE, or recovered.
+	// HealthChanged says that the partition became STALLED or UNREACHABLE, or recovered, also by being paused or stopped.
 	HealthChanged EventKind = "HEALTH_CHANGED"
 )
 

@@ -22,18 +22,25 @@ func (m *Mirror) reached(r *replica) {
 
 func (r *replica) feel(h Health, err error) {
 	r.mu.Lock()
+	if s := r.stored.state; s == Paused || s == Stopped { // nothing is asked of the source for it
+		h, err = OK, nil
+	}
 	before := r.health
 	r.health, r.trouble = h, err
 	if before == Unreachable && h != Unreachable {
 		r.moved = time.Now() // it is not its fault that nothing came
 	}
-	r.mu.Unlock()
 	// Catching up and being caught up alternate with every batch: only what someone may want to act on is an event.
-	if bad := h == Unreachable || h == Stalled; h != before && (bad || before == Unreachable || before == Stalled) {
+	bad := h == Unreachable || h == Stalled
+	tell := h != before && (bad || before == Unreachable || before == Stalled)
+	if tell { // under the mutex, so that the last event is the last change
 		r.m.c.events.send(Event{
 			Kind: HealthChanged, Mirror: r.m.name, Topic: r.t.name, Partition: r.num,
 			Before: string(before), After: string(h), Err: err,
 		})
+	}
+	r.mu.Unlock()
+	if tell {
 		r.m.c.log.Info("health", "mirror", r.m.name, "partition", r.String(), "from", string(before), "to", string(h), "err", err)
 	}
 }

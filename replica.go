@@ -333,6 +333,9 @@ func (r *replica) to(ctx context.Context, e event, cause error, change func(*rou
 		r.diverged = ""
 	}
 	r.mu.Unlock()
+	if state == Paused || state == Stopped {
+		r.feel(OK, nil)
+	}
 	if old.state != state {
 		r.m.c.log.Debug("state", "mirror", r.m.name, "partition", r.String(), "from", old.state.String(), "to", state.String(), "cause", cause)
 		r.m.c.events.send(Event{
@@ -350,6 +353,8 @@ func (r *replica) handle(ctx context.Context, err error) {
 	switch {
 	case errors.Is(err, ErrFenced):
 		return
+	case errors.Is(err, errNoLeader): // or not known yet: metadata that name none tell of it
+		r.later()
 	case isSourceTrouble(err):
 		r.m.troubled(r, err)
 		r.later()

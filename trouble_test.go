@@ -161,6 +161,54 @@ func TestSilentSourceIsUnreachableAndRecovers(t *testing.T) {
 	})
 }
 
+// Who leads is not known yet when a mirror starts: that is no trouble, and nobody is told of any.
+func TestARestartRaisesNoAlarm(t *testing.T) {
+	for _, started := range []bool{true, false} { // MIRRORING, PREPARING
+		synctest.Test(t, func(t *testing.T) {
+			s := newSource(t)
+			s.create("orders", 3)
+			host, ev := memlog.New(), new(events)
+			m, err := mirror.New(t.Context(), "dr", s.broker.Source(), host)
+			require.NoError(t, err)
+			if started {
+				require.NoError(t, m.Start(t.Context()))
+			}
+			require.NoError(t, m.AddTopics(t.Context(), "orders"))
+			if started {
+				caughtUp(t, m)
+			}
+			require.NoError(t, m.Close())
+			m = newMirror(t, s, host, mirror.OnEvent(ev.add))
+			caughtUp(t, m)
+			require.NoError(t, m.Close())
+			require.Empty(t, ev.of(mirror.HealthChanged))
+		})
+	}
+}
+
+// Nothing is asked of the source for a partition that is paused or stopped: what it was last told of ends with that.
+func TestAPauseAndAStopEndBadHealth(t *testing.T) {
+	for what, do := range map[mirror.State]func(*mirror.Mirror, context.Context, ...string) error{
+		mirror.Paused: (*mirror.Mirror).Pause, mirror.Stopped: (*mirror.Mirror).Remove,
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			s, ev := newSource(t), new(events)
+			s.create("orders", 1)
+			m := newMirror(t, s, memlog.New(), mirror.OnEvent(ev.add))
+			require.NoError(t, m.AddTopics(t.Context(), "orders"))
+			caughtUp(t, m)
+			require.NoError(t, s.broker.Close())
+			eventually(t, "unreachable", func() bool { return state(t, m, "orders", 0).Health == mirror.Unreachable })
+			require.NoError(t, do(m, t.Context(), "orders"))
+			inState(t, m, 0, what)
+			pass(time.Hour)
+			list := ev.of(mirror.HealthChanged)
+			require.Len(t, list, 2, "%v", list)
+			require.Equal(t, string(mirror.OK), list[1].After)
+		})
+	}
+}
+
 // One partition's log takes no bytes for hours: the others don't wait for it, it is named as stalled, and goes on later.
 func TestBlockedPartitionHoldsBackItselfOnly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
