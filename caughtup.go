@@ -12,6 +12,11 @@ import (
 // included; of all topics if none are named. While the source is away it waits: bound it with ctx. A partition that is FAILED, or a topic
 // that is paused or stopped, ends it with an error at once.
 func (m *Mirror) WaitCaughtUp(ctx context.Context, topics ...string) error {
+	ctx, leave, err := m.enter(ctx)
+	if err != nil {
+		return err
+	}
+	defer leave()
 	list, err := m.all(topics...)
 	if err != nil {
 		return err
@@ -21,7 +26,7 @@ func (m *Mirror) WaitCaughtUp(ctx context.Context, topics ...string) error {
 		for _, r := range t.partitions() {
 			g.Go(func() error {
 				if err := r.waitCaughtUp(ctx); err != nil {
-					return &TopicError{Mirror: m.name, Topic: t.name, Err: fmt.Errorf("partition %d: %w", r.num, err)}
+					return m.failed(t.name, fmt.Errorf("partition %d: %w", r.num, err))
 				}
 				return nil
 			})
@@ -80,9 +85,6 @@ func (r *replica) waitCaughtUp(ctx context.Context) error {
 		case <-ctx.Done():
 			stop()
 			return fmt.Errorf("wait to catch up: %w", context.Cause(ctx))
-		case <-r.m.ctx.Done():
-			stop()
-			return ErrClosed
 		}
 		stop()
 	}

@@ -41,7 +41,7 @@ type Coordinator struct {
 	listing   lock // held while the host is asked for its topics
 
 	ctx    context.Context // ends when Close is called or the coordinator is fenced
-	cancel context.CancelFunc
+	cancel context.CancelCauseFunc
 	tasks  sync.WaitGroup // every goroutine but the event queue's
 	queued sync.WaitGroup
 
@@ -113,7 +113,7 @@ func Open(ctx context.Context, h Host, opts ...Option) (*Coordinator, error) {
 	if c.store, err = statelog.Open(ctx, state, ErrOutOfOrder, statelog.Logger(c.log)); err != nil {
 		return nil, errors.Join(fmt.Errorf("load state from %s: %w", StateTopic, err), state.Close())
 	}
-	c.ctx, c.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	c.ctx, c.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
 	c.indexCheckpoints()
 	c.gate.forbid(StateTopic, fmt.Errorf("topic %s is kept by the library", StateTopic))
 	c.queued.Go(func() { c.events.run(c.delivered, o.onEvent) })
@@ -363,7 +363,7 @@ func (c *Coordinator) Close() error {
 	}
 	c.mu.Unlock()
 	c.gate.close(fmt.Errorf("write gate: %w", ErrClosed))
-	c.cancel()
+	c.cancel(ErrClosed)
 	for _, m := range mirrors {
 		m.disconnect()
 	}
@@ -415,8 +415,15 @@ func (c *Coordinator) put(ctx context.Context, recs ...statelog.Record) error {
 	if errors.Is(err, statelog.ErrFenced) {
 		err = fmt.Errorf("write state to %s: %w", StateTopic, ErrFenced)
 		c.gate.close(err)
-		c.cancel()
+		c.cancel(err)
 		c.log.Error("fenced: the gate is closed and all mirrors end", "err", err)
+		for _, m := range c.list() {
+			for _, t := range m.mustAll() {
+				for _, r := range t.partitions() {
+					r.feel(Stalled, err)
+				}
+			}
+		}
 	}
 	return err
 }
@@ -629,7 +636,7 @@ func (c *Coordinator) newMirror(name string) *Mirror {
 		c: c, name: name, opts: c.opts.mirror, soon: make(chan struct{}, 1), changed: newBroadcast(),
 		topics: make(map[string]*mirrorTopic), fetchers: make(map[int32]*fetcher), asking: semaphore.NewWeighted(askAtOnce),
 	}
-	m.ctx, m.cancel = context.WithCancel(c.ctx)
+	m.ctx, m.cancel = context.WithCancelCause(c.ctx)
 	return m
 }
 

@@ -40,8 +40,8 @@ var (
 	ErrUnknownMirror = errors.New("unknown mirror")
 	// ErrDetached is returned by what needs the source of a mirror that was found in the state without one.
 	ErrDetached = errors.New("mirror has no source attached")
-	// ErrFenced is returned once another Coordinator was opened on the same host.
-	ErrFenced = errors.New("another coordinator has been opened on this host")
+	// ErrFenced is returned by everything once another Coordinator was opened on the same host.
+	ErrFenced = errors.New("another coordinator has been opened on this host, and only the newest mirrors: close this one")
 )
 
 // errNoEpochLeft means that the greatest leader epoch that the protocol can say is in use: the topic must be copied to a new one.

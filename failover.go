@@ -343,8 +343,6 @@ func (m *Mirror) promote(ctx context.Context, t *mirrorTopic) error {
 				moved = errors.New("the source was quiet for one look only")
 			}
 			return hint(fmt.Errorf("%w: %w", ctx.Err(), moved), "stop the producers at the source and call Promote again, or give up what is missing with Remove")
-		case <-m.ctx.Done():
-			return ErrClosed
 		}
 	}
 	if _, err := m.want(ctx, t.name, Stopped); err != nil {

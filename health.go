@@ -1,6 +1,7 @@
 package mirror
 
 import (
+	"errors"
 	"fmt"
 	"time"
 )
@@ -21,6 +22,12 @@ func (m *Mirror) reached(r *replica) {
 }
 
 func (r *replica) feel(h Health, err error) {
+	if ended := r.m.ended(); ended != nil { // that requests are cut says nothing of the source
+		if !errors.Is(ended, ErrFenced) {
+			return
+		}
+		h, err = Stalled, ended
+	}
 	r.mu.Lock()
 	if s := r.stored.state; s == Paused || s == Stopped { // nothing is asked of the source for it
 		h, err = OK, nil

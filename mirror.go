@@ -70,8 +70,8 @@ type Mirror struct {
 	src    Source
 	owner  bool // New made the coordinator: Close closes it too
 
-	ctx     context.Context // ends with Close
-	cancel  context.CancelFunc
+	ctx     context.Context // ends with Close, or when the coordinator is fenced
+	cancel  context.CancelCauseFunc
 	tasks   sync.WaitGroup      // its goroutines
 	asking  *semaphore.Weighted // bounds the questions about single partitions
 	soon    chan struct{}       // asks for fresh metadata
@@ -79,7 +79,6 @@ type Mirror struct {
 
 	mu       sync.Mutex
 	started  bool
-	closed   bool
 	peer     string // the source's cluster id, "" until one has answered
 	topics   map[string]*mirrorTopic
 	fetchers map[int32]*fetcher
@@ -109,10 +108,10 @@ func (m *Mirror) Coordinator() *Coordinator { return m.c }
 // down: topics found in the state go on when it answers. Start twice is harmless.
 func (m *Mirror) Start(context.Context) error {
 	m.mu.Lock()
-	switch {
-	case m.closed:
+	switch err := m.ended(); {
+	case err != nil:
 		m.mu.Unlock()
-		return fmt.Errorf("mirror %s: %w", m.name, ErrClosed)
+		return fmt.Errorf("mirror %s: %w", m.name, err)
 	case m.client == nil:
 		m.mu.Unlock()
 		return fmt.Errorf("mirror %s: %w: attach it with Coordinator.Mirror", m.name, ErrDetached)
@@ -127,8 +126,8 @@ func (m *Mirror) Start(context.Context) error {
 }
 
 // Close ends every goroutine of the mirror and cuts its connections at once, also inside a long poll. What is mirrored stays
-// read-only, and the next run goes on from the log's end. A mirror made with New closes its Coordinator too. Close twice is
-// harmless.
+// read-only, and the next run goes on from the log's end. Calls in progress, and later ones, answer ErrClosed. A mirror made with New
+// closes its Coordinator too. Close twice is harmless.
 func (m *Mirror) Close() error {
 	if m.owner {
 		return m.c.Close()
@@ -150,12 +149,10 @@ func (m *Mirror) Close() error {
 
 func (m *Mirror) disconnect() {
 	m.mu.Lock()
-	m.closed = true
-	client := m.client
+	m.cancel(ErrClosed)
 	m.mu.Unlock()
-	m.cancel()
-	if client != nil {
-		client.Close()
+	if m.client != nil {
+		m.client.Close()
 	}
 	m.tasks.Wait()
 }
@@ -164,20 +161,38 @@ func (m *Mirror) disconnect() {
 func (m *Mirror) background(f func(context.Context)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if !m.closed {
+	if m.ctx.Err() == nil {
 		m.tasks.Go(func() { f(m.ctx) })
 	}
 }
 
-// enter lets a command in, unless the mirror is closed; Close waits for those that are in, and ends what they wait for.
-func (m *Mirror) enter() (leave func(), err error) {
+// enter lets a call in, unless the mirror has ended; Close waits for those that are in, and ends what they wait for.
+func (m *Mirror) enter(ctx context.Context) (_ context.Context, leave func(), err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.closed {
-		return nil, fmt.Errorf("mirror %s: %w", m.name, ErrClosed)
+	if err := m.ended(); err != nil {
+		return nil, nil, fmt.Errorf("mirror %s: %w", m.name, err)
 	}
 	m.tasks.Add(1)
-	return m.tasks.Done, nil
+	ctx, cancel := context.WithCancel(ctx)
+	stop := context.AfterFunc(m.ctx, cancel)
+	return ctx, func() { stop(); cancel(); m.tasks.Done() }, nil
+}
+
+// ended is ErrClosed or ErrFenced once the mirror has ended.
+func (m *Mirror) ended() error { return context.Cause(m.ctx) }
+
+// failed is what a topic answers. Whatever a call has run into when the mirror ends, the end is why.
+func (m *Mirror) failed(topic string, err error) error {
+	if ended := m.ended(); ended != nil {
+		err = ended
+	}
+	e := &TopicError{Mirror: m.name, Topic: topic, Err: err}
+	var h *hinted
+	if errors.As(err, &h) {
+		e.Next = h.next
+	}
+	return e
 }
 
 // AddTopics mirrors topics of the source, with all their partitions, from now on. Each is created here with the source's id, and is
@@ -389,14 +404,11 @@ func (m *Mirror) Records(ctx context.Context, topic string, partition int32, fro
 
 // each runs a command for each topic, at the same time, and joins what goes wrong.
 func (m *Mirror) each(ctx context.Context, topics []string, f func(context.Context, string) error) error {
-	leave, err := m.enter()
+	ctx, leave, err := m.enter(ctx)
 	if err != nil {
 		return err
 	}
 	defer leave()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	defer context.AfterFunc(m.ctx, cancel)()
 	errs := make([]error, len(topics))
 	var g errgroup.Group
 	g.SetLimit(256)
@@ -407,14 +419,8 @@ func (m *Mirror) each(ctx context.Context, topics []string, f func(context.Conte
 		}
 		seen[name] = true
 		g.Go(func() error {
-			err := f(ctx, name)
-			var h *hinted
-			switch {
-			case err == nil:
-			case errors.As(err, &h):
-				errs[i] = &TopicError{Mirror: m.name, Topic: name, Err: err, Next: h.next}
-			default:
-				errs[i] = &TopicError{Mirror: m.name, Topic: name, Err: err}
+			if err := f(ctx, name); err != nil {
+				errs[i] = m.failed(name, err)
 			}
 			return nil
 		})

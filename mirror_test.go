@@ -555,12 +555,27 @@ func TestANewerCoordinatorFencesTheOlder(t *testing.T) {
 		s.create("orders", 1)
 		s.create("payments", 1)
 		host := memlog.New()
-		old := newMirror(t, s, host)
+		ev := new(events)
+		old := newMirror(t, s, host, mirror.OnEvent(ev.add))
 		require.NoError(t, old.AddTopics(t.Context(), "orders"))
 		caughtUp(t, old)
+		waiting := make(chan error, 1)
+		go func() { waiting <- open(t, old.Coordinator(), "orders", 0).Wait(t.Context(), 0) }()
 		next := newMirror(t, s, host)
 		require.ErrorIs(t, old.AddTopics(t.Context(), "payments"), mirror.ErrFenced)
 		require.ErrorIs(t, old.Coordinator().CheckWrite("anything", 0), mirror.ErrFenced)
+		_, plan := old.PlanRemove(t.Context())
+		for _, err := range []error{
+			<-waiting, plan, old.Start(t.Context()), old.AddTopics(t.Context(), "orders"), old.WaitCaughtUp(t.Context()),
+		} {
+			require.ErrorIs(t, err, mirror.ErrFenced)
+			require.ErrorContains(t, err, "close this one")
+		}
+		pass(time.Hour)
+		require.Equal(t, mirror.Stalled, state(t, old, "orders", 0).Health)
+		require.Contains(t, state(t, old, "orders", 0).Reason, mirror.ErrFenced.Error())
+		require.Len(t, ev.of(mirror.HealthChanged), 1, "%v", ev.of(mirror.HealthChanged))
+		require.ErrorIs(t, ev.of(mirror.HealthChanged)[0].Err, mirror.ErrFenced)
 		s.write("orders", 0, 5)
 		caughtUp(t, next, "orders")
 		requireSame(t, s, next, "orders", 1)

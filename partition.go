@@ -229,7 +229,7 @@ func (p *Partition) Wait(ctx context.Context, beyond int64) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-p.c.ctx.Done():
-			return ErrClosed
+			return context.Cause(p.c.ctx)
 		}
 	}
 }

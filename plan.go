@@ -1,6 +1,7 @@
 package mirror
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -40,6 +41,11 @@ type OpenTxn struct {
 
 // PlanRemove says what Remove would do with topics now; of all topics if none are named.
 func (m *Mirror) PlanRemove(ctx context.Context, topics ...string) (RemovePlan, error) {
+	ctx, leave, err := m.enter(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
 	list, err := m.all(topics...)
 	if err != nil {
 		return nil, err
@@ -52,7 +58,7 @@ func (m *Mirror) PlanRemove(ctx context.Context, topics ...string) (RemovePlan, 
 		for _, r := range t.partitions() {
 			s, err := r.planRemove(ctx)
 			if err != nil {
-				return nil, &TopicError{Mirror: m.name, Topic: t.name, Err: fmt.Errorf("partition %d: %w", r.num, err)}
+				return nil, m.failed(t.name, fmt.Errorf("partition %d: %w", r.num, err))
 			}
 			plan = append(plan, s)
 		}
@@ -158,13 +164,18 @@ type AddStep struct {
 // PlanAdd says what AddTopics would cut here: records that were never mirrored to the source. A topic that AddTopics would refuse
 // answers with the same error, and one that it would leave as it is with nothing.
 func (m *Mirror) PlanAdd(ctx context.Context, topics ...string) (AddPlan, error) {
+	ctx, leave, err := m.enter(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
 	topics = slices.DeleteFunc(slices.Clone(topics), func(name string) bool {
 		t := m.topic(name)
 		return t != nil && t.wishedNow() != Stopped
 	})
 	found, err := m.look(ctx, topics)
 	if err != nil {
-		return nil, err
+		return nil, cmp.Or(m.ended(), err)
 	}
 	var plan AddPlan
 	err = m.each(ctx, topics, func(ctx context.Context, name string) error {

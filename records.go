@@ -126,7 +126,7 @@ func (r *reader) run(ctx context.Context, yield func(kafka.Message) bool) error 
 		case <-ctx.Done():
 			return fmt.Errorf("records of %s: wait at offset %d: %w", r.p, r.pos, ctx.Err())
 		case <-r.p.c.ctx.Done():
-			return fmt.Errorf("records of %s: wait at offset %d: %w", r.p, r.pos, ErrClosed)
+			return fmt.Errorf("records of %s: wait at offset %d: %w", r.p, r.pos, context.Cause(r.p.c.ctx))
 		}
 		if err := r.checkCut(ctx); err != nil {
 			return err

@@ -70,7 +70,7 @@ const (
 	OK Health = "OK"
 	// CatchingUp gets records and is behind.
 	CatchingUp Health = "CATCHING_UP"
-	// Stalled is behind and has got nothing for a while.
+	// Stalled is behind and has got nothing for a while, or its coordinator was fenced.
 	Stalled Health = "STALLED"
 	// Unreachable cannot speak to the source, or not to the partition's leader; it is retried for ever.
 	Unreachable Health = "UNREACHABLE"

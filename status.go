@@ -2,6 +2,7 @@ package mirror
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 	"text/tabwriter"
@@ -135,6 +136,9 @@ func (r *replica) status(now time.Time) PartitionStatus {
 	}
 	if s.State == Paused || s.State == Stopped {
 		s.Health, s.Reason = OK, ""
+	}
+	if ended := r.m.ended(); errors.Is(ended, ErrFenced) { // also if it is stopped: the gate is closed
+		s.Health, s.Reason = Stalled, ended.Error()
 	}
 	return s
 }

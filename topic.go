@@ -103,8 +103,6 @@ func (t *mirrorTopic) await(ctx context.Context, s State) error {
 			case <-changed:
 			case <-ctx.Done():
 				return fmt.Errorf("partition %d is %s: %w", r.num, now.state, ctx.Err())
-			case <-t.m.ctx.Done():
-				return ErrClosed
 			}
 		}
 	}

@@ -5,12 +5,14 @@ import (
 	"errors"
 	"math/rand/v2"
 	"net"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/segmentio/kafka-go"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/clustermirror/mirror"
@@ -313,6 +315,69 @@ func TestHostFailsAtAnyCall(t *testing.T) {
 	}
 }
 
+// onlyClosed are the errors of calls that Close has cut, or that came later.
+func onlyClosed(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		assert.ErrorIs(t, err, mirror.ErrClosed)
+		assert.NotErrorIs(t, err, context.Canceled)
+		assert.NotErrorIs(t, err, mirror.ErrSourceUnreachable)
+	}
+}
+
+// What Close cuts while it waits for the source answers ErrClosed, as everything does later, and nobody blames the source.
+func TestCloseIsNoTroubleOfTheSource(t *testing.T) {
+	calls := map[string]func(*mirror.Mirror, context.Context) error{
+		"start":     func(m *mirror.Mirror, ctx context.Context) error { return m.Start(ctx) },
+		"add":       func(m *mirror.Mirror, ctx context.Context) error { return m.AddTopics(ctx, "payments") },
+		"overwrite": func(m *mirror.Mirror, ctx context.Context) error { return m.Overwrite(ctx, "payments") },
+		"plan add":  func(m *mirror.Mirror, ctx context.Context) error { _, err := m.PlanAdd(ctx, "payments"); return err },
+		"plan":      func(m *mirror.Mirror, ctx context.Context) error { _, err := m.PlanRemove(ctx); return err },
+		"wait":      func(m *mirror.Mirror, ctx context.Context) error { return m.WaitCaughtUp(ctx) },
+		"promote":   func(m *mirror.Mirror, ctx context.Context) error { return m.Promote(ctx, "orders") },
+		"remove":    func(m *mirror.Mirror, ctx context.Context) error { return m.Remove(ctx, "orders") },
+	}
+	for _, dead := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newSource(t)
+			s.create("orders", 2)
+			var silent atomic.Bool
+			m := mirrorOf(t, s.spoiled(func(c net.Conn) net.Conn {
+				return &readConn{c, func(n int, _ []byte) (int, error) {
+					if silent.Load() {
+						return 0, nil // swallowed
+					}
+					return n, nil
+				}}
+			}), memlog.New())
+			require.NoError(t, m.AddTopics(t.Context(), "orders"))
+			caughtUp(t, m)
+			pass(time.Second)
+			silent.Store(true)
+			if dead {
+				require.NoError(t, s.broker.Close())
+			}
+			var g sync.WaitGroup
+			for what, call := range calls {
+				if what == "plan" || what == "start" || dead && what != "wait" && what != "promote" || what == "remove" {
+					continue // ends by itself
+				}
+				g.Go(func() { assert.ErrorIs(t, call(m, t.Context()), mirror.ErrClosed, what) })
+			}
+			pass(time.Second)
+			before := state(t, m, "orders", 0)
+			require.NoError(t, m.Close())
+			g.Wait()
+			require.Equal(t, before.Reason, state(t, m, "orders", 0).Reason)
+			for what, call := range calls {
+				err := call(m, t.Context())
+				assert.ErrorIs(t, err, mirror.ErrClosed, what)
+				onlyClosed(t, err)
+			}
+		})
+	}
+}
+
 // Close at any moment ends everything, and the next run goes on.
 func TestCloseDuringAnything(t *testing.T) {
 	for seed := range uint64(60) {
@@ -328,11 +393,15 @@ func TestCloseDuringAnything(t *testing.T) {
 				done := make(chan struct{})
 				go func() {
 					defer close(done)
-					_ = m.Start(t.Context())
-					_ = m.AddTopics(t.Context(), "orders", "payments")
-					_ = m.Pause(t.Context(), "payments")
-					_ = m.Resume(t.Context(), "payments")
-					_ = m.WaitCaughtUp(t.Context())
+					for _, err := range []error{
+						m.Start(t.Context()),
+						m.AddTopics(t.Context(), "orders", "payments"),
+						m.Pause(t.Context(), "payments"),
+						m.Resume(t.Context(), "payments"),
+						m.WaitCaughtUp(t.Context()),
+					} {
+						onlyClosed(t, err)
+					}
 				}()
 				for num := range int32(3) {
 					s.write("orders", num, 1+r.IntN(20))
