@@ -8,9 +8,9 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// WaitCaughtUp waits until the mirror holds everything up to the source's end as it is after the call, trailing transaction markers
-// included; of all topics if none are named. While the source is away it waits: bound it with ctx. A partition that is FAILED, or a topic
-// that is paused or stopped, ends it with an error at once.
+// WaitCaughtUp waits until the mirror holds everything up to the source's end as it is after the call, trailing transaction markers and
+// partitions that the source has added included; of all topics if none are named. While the source is away it waits: bound it with ctx.
+// A partition that is FAILED, or a topic that is paused or stopped, ends it with an error at once.
 func (m *Mirror) WaitCaughtUp(ctx context.Context, topics ...string) error {
 	ctx, leave, err := m.enter(ctx)
 	if err != nil {
@@ -21,21 +21,33 @@ func (m *Mirror) WaitCaughtUp(ctx context.Context, topics ...string) error {
 	if err != nil {
 		return err
 	}
-	g, ctx := errgroup.WithContext(ctx)
-	for _, t := range list {
-		for _, r := range t.partitions() {
-			g.Go(func() error {
-				if err := r.waitCaughtUp(ctx); err != nil {
-					return m.failed(t.name, fmt.Errorf("partition %d: %w", r.num, err))
+	look := m.nextLook()
+	waited := make(map[*replica]bool)
+	for before := -1; before < len(waited); { // again for those that were added meanwhile
+		before = len(waited)
+		g, ctx := errgroup.WithContext(ctx)
+		for _, t := range list {
+			for _, r := range t.partitions() {
+				if waited[r] {
+					continue
 				}
-				return nil
-			})
+				waited[r] = true
+				g.Go(func() error {
+					if err := r.waitCaughtUp(ctx, look); err != nil {
+						return m.failed(t.name, fmt.Errorf("partition %d: %w", r.num, err))
+					}
+					return nil
+				})
+			}
+		}
+		if err := g.Wait(); err != nil {
+			return err
 		}
 	}
-	return g.Wait()
+	return nil
 }
 
-func (r *replica) waitCaughtUp(ctx context.Context) error {
+func (r *replica) waitCaughtUp(ctx context.Context, look int) error {
 	target := int64(-1)
 	for pause := 5 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 		changed := r.m.changed.next()
@@ -49,7 +61,7 @@ func (r *replica) waitCaughtUp(ctx context.Context) error {
 		p, leader, epoch := r.part, r.leader, r.leaderEpoch
 		r.mu.Unlock()
 		switch {
-		case p == nil || leader < 0 || !r.settled(): // not prepared yet, or about to be cut: a change of state, or a look again, will tell
+		case p == nil || leader < 0 || !r.settled() || r.t.unseen(look): // not prepared yet, or about to be cut: a change of state, or a look again, will tell
 			target = -1
 			wait = time.After(pause)
 		case target < 0:

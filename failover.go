@@ -313,8 +313,12 @@ func (m *Mirror) promote(ctx context.Context, t *mirrorTopic) error {
 	pause := m.newBackoff()
 	var moved error
 	ends := make(map[int32]int64)
+	look := m.nextLook()
 	for quiet := 0; ; { // two looks, so that a write between two answers is seen, also if it has been mirrored since
 		moved = nil
+		if t.unseen(look) {
+			moved = errors.New("the source has not said yet which partitions it has")
+		}
 		for _, r := range t.partitions() {
 			if err := r.hopeless(); err != nil {
 				return fmt.Errorf("partition %d: %w", r.num, err)

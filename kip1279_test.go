@@ -426,7 +426,7 @@ func TestKIP_3_6_SourceTopicDeleted(t *testing.T) {
 		m := mirrorOf(t, src, memlog.New(), mirror.OnEvent(ev.add), mirror.Backoff(10*time.Second, time.Minute))
 		require.NoError(t, m.AddTopics(t.Context(), "orders"))
 		caughtUp(t, m)
-		pass(time.Minute)
+		pass(70 * time.Second)
 		move(sourceOn(t, memlog.New(memlog.ClusterID(a.host.ClusterID())))) // a broker that has not heard of it yet
 		pass(5 * time.Second)
 		require.Contains(t, state(t, m, "orders", 0).Reason, "does not exist at the source")

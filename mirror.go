@@ -80,6 +80,7 @@ type Mirror struct {
 	mu       sync.Mutex
 	started  bool
 	peer     string // the source's cluster id, "" until one has answered
+	looks    int    // so many times metadata have been asked for
 	topics   map[string]*mirrorTopic
 	fetchers map[int32]*fetcher
 }

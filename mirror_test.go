@@ -515,6 +515,26 @@ func TestFullDiskFailsOnePartitionAndMendsItself(t *testing.T) {
 	})
 }
 
+// Partitions that the source has added are waited for, and moved, though no refresh is due for long.
+func TestAddedPartitionsAreWaitedFor(t *testing.T) {
+	for what, do := range map[string]func(*mirror.Mirror, context.Context, ...string) error{
+		"wait": (*mirror.Mirror).WaitCaughtUp, "promote": (*mirror.Mirror).Promote,
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newSource(t)
+			s.create("orders", 1)
+			m := newMirror(t, s, memlog.New(), mirror.RefreshInterval(time.Hour))
+			require.NoError(t, m.AddTopics(t.Context(), "orders"))
+			caughtUp(t, m)
+			pass(time.Minute)
+			s.create("orders", 3)
+			s.write("orders", 2, 5)
+			require.NoError(t, do(m, within(t, time.Minute), "orders"), what)
+			require.GreaterOrEqual(t, state(t, m, "orders", 2).End, int64(5), what)
+		})
+	}
+}
+
 func TestSourceTopicDeleted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSource(t)

@@ -39,7 +39,9 @@ type OpenTxn struct {
 	Since       time.Time `json:"since"` // greatest timestamp of its first batch; zero if it has none
 }
 
-// PlanRemove says what Remove would do with topics now; of all topics if none are named.
+// PlanRemove says what Remove would do with topics now; of all topics if none are named. It asks nothing of the source, which may be
+// dead: what the source has got since it last answered is not in it, nor are partitions that it has added since the last refresh of the
+// metadata.
 func (m *Mirror) PlanRemove(ctx context.Context, topics ...string) (RemovePlan, error) {
 	ctx, leave, err := m.enter(ctx)
 	if err != nil {

@@ -66,8 +66,27 @@ func (m *Mirror) refreshSoon() {
 	}
 }
 
+// nextLook asks for fresh metadata, and is the number of the first look that begins after the call.
+func (m *Mirror) nextLook() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.refreshSoon()
+	return m.looks + 1
+}
+
+// unseen says that the partitions which the source has now may not be known yet.
+func (t *mirrorTopic) unseen(look int) bool {
+	t.m.mu.Lock()
+	defer t.m.mu.Unlock()
+	return t.looked < look
+}
+
 // refresh reads the metadata of the mirror's topics and tells the partitions.
 func (m *Mirror) refresh(ctx context.Context) error {
+	m.mu.Lock()
+	m.looks++
+	look := m.looks
+	m.mu.Unlock()
 	var active []*mirrorTopic
 	var names []string
 	for _, t := range m.mustAll() {
@@ -102,7 +121,12 @@ func (m *Mirror) refresh(ctx context.Context) error {
 		for _, r := range t.partitions() {
 			r.letGo()
 		}
-		if err := m.learn(ctx, t, found[t.name]); err != nil && ctx.Err() == nil {
+		err := m.learn(ctx, t, found[t.name])
+		if err == nil {
+			m.mu.Lock()
+			t.looked = look
+			m.mu.Unlock()
+		} else if ctx.Err() == nil {
 			m.c.log.Warn("topic at the source", "mirror", m.name, "topic", t.name, "err", err)
 			for _, r := range t.partitions() {
 				m.troubled(r, err)

@@ -23,6 +23,7 @@ type mirrorTopic struct {
 	confirmed bool // the source says that its topic has this id
 	trying    bool // a round is being tried: nothing is done until it is certain
 	missing   int  // refreshes in a row that did not find it at the source
+	looked    int  // the last of the mirror's looks after which its partitions are known here
 }
 
 // topicRecord and mirrorRecord are what is persisted of them.
