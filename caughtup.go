@@ -10,7 +10,8 @@ import (
 
 // WaitCaughtUp waits until the mirror holds everything up to the source's end as it is after the call, trailing transaction markers and
 // partitions that the source has added included; of all topics if none are named. While the source is away it waits: bound it with ctx.
-// A partition that is FAILED, or a topic that is paused or stopped, ends it with an error at once.
+// When that ends, the error says how far the mirror has come and what is known to hold it back. A partition that is FAILED, a topic that
+// is paused or stopped, or a mirror that was not started ends it with an error at once.
 func (m *Mirror) WaitCaughtUp(ctx context.Context, topics ...string) error {
 	ctx, leave, err := m.enter(ctx)
 	if err != nil {
@@ -96,10 +97,30 @@ func (r *replica) waitCaughtUp(ctx context.Context, look int) error {
 		case <-wait:
 		case <-ctx.Done():
 			stop()
-			return fmt.Errorf("wait to catch up: %w", context.Cause(ctx))
+			return r.behind(target, context.Cause(ctx))
 		}
 		stop()
 	}
+}
+
+// behind says how far it has come, and what is known to hold it back.
+func (r *replica) behind(target int64, cause error) error {
+	s := r.status(time.Now())
+	text := fmt.Sprintf("%s, at offset %d of %s", s.State, s.End, known(max(target, s.SourceEnd)))
+	if s.Reason != "" {
+		text += ": " + s.Reason
+	}
+	return hint(fmt.Errorf("%s: %w", text, cause), "it goes on by itself: wait again")
+}
+
+// unreachable is why the source can't be asked for it; nil if it can.
+func (r *replica) unreachable() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.health == Unreachable {
+		return r.trouble
+	}
+	return nil
 }
 
 // settled says that what is in the log is the source's: it is not about to be cut.
@@ -113,17 +134,24 @@ func (r *replica) settled() bool {
 func (r *replica) hopeless() error {
 	switch r.t.wishedNow() {
 	case Paused:
-		return ErrPaused
+		return hint(ErrPaused, "Resume it")
 	case Stopped:
-		return ErrStopped
+		return hint(ErrStopped, "Resume mirrors it again")
 	}
+	r.m.mu.Lock()
+	started := r.m.started
+	r.m.mu.Unlock()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.stored.state == Failed {
-		return fmt.Errorf("%w in %s: %s", ErrFailed, r.stored.before, r.stored.text)
-	}
-	if r.m.client == nil {
-		return ErrDetached
+	switch s := r.stored; {
+	case s.state == Failed && s.decide:
+		return hint(fmt.Errorf("%w in %s: %s", ErrFailed, s.before, s.text), "Recover it when that is mended or decided")
+	case s.state == Failed:
+		return hint(fmt.Errorf("%w in %s: %s", ErrFailed, s.before, s.text), "it is tried again by itself; Recover tries at once")
+	case r.m.client == nil:
+		return hint(ErrDetached, "attach it with Coordinator.Mirror")
+	case !started:
+		return hint(errNotStarted, "call Start")
 	}
 	return nil
 }

@@ -168,8 +168,50 @@ func TestWaitCaughtUpNamesAPauseAtOnce(t *testing.T) {
 		require.NoError(t, m.AddTopics(t.Context(), "orders", "payments"))
 		require.NoError(t, m.Pause(t.Context(), "orders"))
 		before := time.Now()
-		require.ErrorIs(t, m.WaitCaughtUp(within(t, time.Hour)), mirror.ErrPaused)
+		err := m.WaitCaughtUp(within(t, time.Hour))
+		require.ErrorIs(t, err, mirror.ErrPaused)
+		require.ErrorContains(t, err, "Resume it")
 		require.Less(t, time.Since(before), time.Minute)
+	})
+}
+
+// What a wait that was given up says: how far it has come, what holds it back, and what to do.
+func TestWaitCaughtUpSaysWhatItWaitsFor(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		a, b := newSource(t), newSource(t)
+		a.create("orders", 1)
+		a.write("orders", 0, 10)
+		m, err := b.c.Mirror("dr", a.broker.Source())
+		require.NoError(t, err)
+		require.NoError(t, m.AddTopics(t.Context(), "orders"))
+		require.ErrorContains(t, m.WaitCaughtUp(within(t, time.Minute)), "not started; call Start")
+		require.ErrorContains(t, m.Promote(within(t, time.Minute), "orders"), "not started; call Start")
+		require.NoError(t, m.Start(t.Context()))
+		caughtUp(t, m)
+		stuck := make(chan struct{})
+		b.host.Fail(func(_ context.Context, op memlog.Op, topic string, _ int32) error {
+			if op == memlog.OpAppend && topic == "orders" {
+				<-stuck
+			}
+			return nil
+		})
+		a.write("orders", 0, 5)
+		err = m.WaitCaughtUp(within(t, time.Second))
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.ErrorContains(t, err, "at offset 10 of 15")
+		close(stuck)
+		caughtUp(t, m)
+
+		require.NoError(t, a.broker.Close())
+		err = m.WaitCaughtUp(within(t, time.Minute))
+		require.ErrorContains(t, err, "at offset 15 of 15: "+state(t, m, "orders", 0).Reason)
+		require.ErrorContains(t, err, "node-1:9092")
+		err = m.Promote(within(t, time.Minute), "orders")
+		require.ErrorContains(t, err, "; the source does not answer (")
+		require.ErrorContains(t, err, "Remove")
+		err = m.AddTopics(within(t, time.Second), "payments")
+		require.ErrorContains(t, err, "ask it for the topics")
+		require.ErrorContains(t, err, "nothing was changed")
 	})
 }
 

@@ -44,6 +44,8 @@ var (
 	ErrFenced = errors.New("another coordinator has been opened on this host, and only the newest mirrors: close this one")
 )
 
+var errNotStarted = errors.New("mirror is not started")
+
 // errNoEpochLeft means that the greatest leader epoch that the protocol can say is in use: the topic must be copied to a new one.
 var errNoEpochLeft = errors.New("there is no greater leader epoch left")
 

@@ -346,7 +346,14 @@ func (m *Mirror) promote(ctx context.Context, t *mirrorTopic) error {
 			if moved == nil {
 				moved = errors.New("the source was quiet for one look only")
 			}
-			return hint(fmt.Errorf("%w: %w", ctx.Err(), moved), "stop the producers at the source and call Promote again, or give up what is missing with Remove")
+			next := "stop the producers at the source and call Promote again"
+			for _, r := range t.partitions() {
+				if err := r.unreachable(); err != nil {
+					next = fmt.Sprintf("the source does not answer (%v): call Promote again when it does", err)
+					break
+				}
+			}
+			return hint(fmt.Errorf("%w: %w", ctx.Err(), moved), next+", or give up what is missing with Remove")
 		}
 	}
 	if _, err := m.want(ctx, t.name, Stopped); err != nil {
@@ -361,6 +368,9 @@ func (r *replica) missing(ctx context.Context) (end int64, err error) {
 	p, leader, epoch := r.part, r.leader, r.leaderEpoch
 	r.mu.Unlock()
 	if p == nil || leader < 0 || !r.settled() {
+		if err := r.unreachable(); err != nil {
+			return -1, fmt.Errorf("not mirroring yet: %w", err)
+		}
 		return -1, errors.New("not mirroring yet")
 	}
 	a, err := r.epochEnd(ctx, leader, epoch, epoch)

@@ -355,7 +355,7 @@ func (m *Mirror) want(ctx context.Context, name string, w wish) (*mirrorTopic, e
 		return nil, hint(ErrUnknownTopic, "it is not in this mirror")
 	}
 	if err := t.command.acquire(ctx); err != nil {
-		return nil, err
+		return nil, hint(fmt.Errorf("nothing is stored, another command may be at work on the topic: %w", err), "try again")
 	}
 	defer t.command.release()
 	if t.undo != nil {

@@ -292,7 +292,7 @@ func (m *Mirror) look(ctx context.Context, names []string) (map[string]wire.Topi
 		return nil, err
 	}
 	if err != nil {
-		return nil, hint(fmt.Errorf("%w: %w", ErrSourceUnreachable, err), "check the address and the network, then try again; nothing was changed")
+		return nil, hint(fmt.Errorf("%w: ask it for the topics: %w", ErrSourceUnreachable, err), "check the address and the network, then try again; nothing was changed")
 	}
 	if err := m.sameCluster(ctx, md.ClusterID); err != nil {
 		return nil, err

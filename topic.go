@@ -205,7 +205,7 @@ func (c *Coordinator) claim(ctx context.Context, name string) (release func(), e
 	}
 	c.mu.Unlock()
 	if err := l.acquire(ctx); err != nil {
-		return nil, err
+		return nil, hint(fmt.Errorf("nothing is stored, another command may be at work on the topic: %w", err), "try again")
 	}
 	return l.release, nil
 }
