@@ -62,7 +62,8 @@ func (r *replica) waitCaughtUp(ctx context.Context, look int) error {
 		p, leader, epoch := r.part, r.leader, r.leaderEpoch
 		r.mu.Unlock()
 		switch {
-		case p == nil || leader < 0 || !r.settled() || r.t.unseen(look): // not prepared yet, or about to be cut: a change of state, or a look again, will tell
+		case p == nil || leader < 0 || !r.settled() || r.t.unseen(look):
+			// Not prepared yet, about to be cut, or not the whole topic: a change of state, or a look again, will tell.
 			target = -1
 			wait = time.After(pause)
 		case target < 0:

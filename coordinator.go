@@ -79,9 +79,9 @@ type opening struct {
 	err   error
 }
 
-// Open loads the state of a host: on return the gate is right. It fences every Coordinator that was opened on the host before:
-// their next state write fails with ErrFenced, and their mirrors end. Mirrors found in the state are read-only and wait for
-// Coordinator.Mirror to attach their source; they can be removed without one.
+// Open loads the state of a host: on return the gate is right. It fences every Coordinator that was opened on the host before: their
+// next state write fails with ErrFenced, and their mirrors end: whatever is asked of those answers ErrFenced. Mirrors found in the state
+// are read-only and wait for Coordinator.Mirror to attach their source; they can be removed without one.
 func Open(ctx context.Context, h Host, opts ...Option) (*Coordinator, error) {
 	o := defaultOptions()
 	for _, opt := range opts {

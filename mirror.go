@@ -30,7 +30,8 @@
 //	m, err := c.Mirror("dr", src)
 //	p, err := c.Partition(ctx, "orders", 0)
 //
-// Contexts bound calls; Close ends lives. Everything may be called concurrently.
+// Contexts bound calls; Close ends lives. What is called later, or cut by it, answers ErrClosed; ErrFenced, if it was a newer Coordinator
+// that ended it. Everything may be called concurrently.
 package mirror
 
 import (
