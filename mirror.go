@@ -31,7 +31,8 @@
 //	p, err := c.Partition(ctx, "orders", 0)
 //
 // Contexts bound calls; Close ends lives. What is called later, or cut by it, answers ErrClosed; ErrFenced, if it was a newer Coordinator
-// that ended it. Everything may be called concurrently.
+// that ended it. Everything may be called concurrently. Commands name their topics, and refuse to be called for none; PlanRemove and
+// WaitCaughtUp take all topics of the mirror if none are named.
 package mirror
 
 import (
@@ -404,13 +405,17 @@ func (m *Mirror) Records(ctx context.Context, topic string, partition int32, fro
 	}
 }
 
-// each runs a command for each topic, at the same time, and joins what goes wrong.
+// each runs a command for each topic, at the same time, and joins what goes wrong. None is a mistake: in a disaster a takeover of nothing
+// must not pass for one of everything.
 func (m *Mirror) each(ctx context.Context, topics []string, f func(context.Context, string) error) error {
 	ctx, leave, err := m.enter(ctx)
 	if err != nil {
 		return err
 	}
 	defer leave()
+	if len(topics) == 0 {
+		return fmt.Errorf("mirror %s: no topic is named: name the topics; Describe and PlanRemove list those of the mirror", m.name)
+	}
 	errs := make([]error, len(topics))
 	var g errgroup.Group
 	g.SetLimit(256)

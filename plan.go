@@ -1,7 +1,6 @@
 package mirror
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -166,21 +165,19 @@ type AddStep struct {
 // PlanAdd says what AddTopics would cut here: records that were never mirrored to the source. A topic that AddTopics would refuse
 // answers with the same error, and one that it would leave as it is with nothing.
 func (m *Mirror) PlanAdd(ctx context.Context, topics ...string) (AddPlan, error) {
-	ctx, leave, err := m.enter(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer leave()
-	topics = slices.DeleteFunc(slices.Clone(topics), func(name string) bool {
+	mirrored := func(name string) bool {
 		t := m.topic(name)
 		return t != nil && t.wishedNow() != Stopped
-	})
-	found, err := m.look(ctx, topics)
-	if err != nil {
-		return nil, cmp.Or(m.ended(), err)
 	}
+	found, sourceErr := m.look(ctx, slices.DeleteFunc(slices.Clone(topics), mirrored))
 	var plan AddPlan
-	err = m.each(ctx, topics, func(ctx context.Context, name string) error {
+	err := m.each(ctx, topics, func(ctx context.Context, name string) error {
+		switch {
+		case mirrored(name):
+			return nil
+		case sourceErr != nil:
+			return sourceErr
+		}
 		if t := m.topic(name); t != nil { // AddTopics waits for a stop to end, too
 			if err := t.await(ctx, Stopped); err != nil {
 				return err
