@@ -433,13 +433,11 @@ func (r *replica) finish(ctx context.Context, p *Partition, e cutEntry) error {
 	return nil
 }
 
-// check is done for every partition when the state is loaded: a state older than the data is found out, and nothing is cut.
+// check is done for every partition when the state is loaded: the log is opened, so that its bounds are known, and a state older than the
+// data is found out, and nothing is cut.
 func (r *replica) check(ctx context.Context) error {
-	if r.stored.state == Stopped && r.round.TakenOver {
-		return nil
-	}
 	p, err := r.partition(ctx)
-	if errors.Is(err, ErrUnknownPartition) {
+	if errors.Is(err, ErrUnknownPartition) || r.stored.state == Stopped && r.round.TakenOver { // may be another topic's by now
 		return nil
 	}
 	if err != nil {

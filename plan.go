@@ -68,10 +68,11 @@ func (m *Mirror) PlanRemove(ctx context.Context, topics ...string) (RemovePlan, 
 }
 
 func (r *replica) planRemove(ctx context.Context) (RemoveStep, error) {
+	p, err := r.partition(ctx)
 	st := r.status(time.Now())
 	s := RemoveStep{
 		Topic: r.t.name, Partition: r.num, State: st.State, Lag: st.Lag, LagTime: st.LagTime, Age: -1,
-		Missing: Range{r.num, st.End, max(st.SourceEnd, st.End)}, Position: Position{-1, -1},
+		Missing: Range{r.num, max(st.End, 0), max(st.SourceEnd, st.End, 0)}, Position: Position{-1, -1},
 	}
 	r.mu.Lock()
 	rd, heard := r.round, r.heard
@@ -82,7 +83,6 @@ func (r *replica) planRemove(ctx context.Context) (RemoveStep, error) {
 	if rd.Stored || rd.Known {
 		s.Position = Position{rd.Epoch, rd.Offset}
 	}
-	p, err := r.partition(ctx)
 	switch {
 	case errors.Is(err, ErrUnknownPartition), errors.Is(err, ErrTopicConflict):
 		return s, nil

@@ -35,8 +35,8 @@ type PartitionStatus struct {
 	Before      State     `json:"previous,omitempty"` // the state before FAILED
 	Attempts    int       `json:"attempts,omitempty"` // failures in a row
 	NeedsWord   bool      `json:"needs_decision,omitempty"`
-	Start       int64     `json:"start"`
-	End         int64     `json:"end"`
+	Start       int64     `json:"start"`        // here; -1 unknown: the log is not open
+	End         int64     `json:"end"`          // here; -1 unknown
 	SourceStart int64     `json:"source_start"` // -1 unknown
 	SourceEnd   int64     `json:"source_end"`   // -1 unknown
 	Lag         int64     `json:"lag"`          // source end - end, in offsets; -1 unknown, never negative otherwise
@@ -107,7 +107,8 @@ func (r *replica) status(now time.Time) PartitionStatus {
 	defer r.mu.Unlock()
 	s := PartitionStatus{
 		Partition: r.num, State: r.stored.state, Health: r.health, Before: r.stored.before, Attempts: r.stored.tries,
-		SourceStart: r.sourceStart, SourceEnd: r.sourceEnd, Bytes: r.bytes, Lag: -1, LagTime: -1, Source: r.leaderEpoch, LeaderEpoch: -1, Totals: r.totals,
+		Start: -1, End: -1, SourceStart: r.sourceStart, SourceEnd: r.sourceEnd, Bytes: r.bytes, Lag: -1, LagTime: -1,
+		Source: r.leaderEpoch, LeaderEpoch: -1, Totals: r.totals,
 	}
 	s.TakenOver = r.round.TakenOver
 	if r.round.Stored || r.round.Known {
@@ -156,7 +157,7 @@ func (s Status) String() string {
 	var reasons []string
 	for _, t := range s.Topics {
 		for _, p := range t.Partitions {
-			fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%d\t%d\t%s\t%s\t%s\n", t.Name, p.Partition, p.State, p.Health, p.Start, p.End,
+			fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", t.Name, p.Partition, p.State, p.Health, known(p.Start), known(p.End),
 				known(p.SourceEnd), known(p.Lag), seconds(p.LagTime))
 			if p.Reason != "" {
 				reasons = append(reasons, fmt.Sprintf("%s-%d: %s\n", t.Name, p.Partition, p.Reason))

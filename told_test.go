@@ -1,11 +1,14 @@
 package mirror_test
 
 import (
+	"context"
+	"errors"
 	"testing"
 	"testing/synctest"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/clustermirror/mirror"
 	"github.com/clustermirror/mirror/memlog"
 )
 
@@ -23,5 +26,55 @@ func TestACommandOnNoTopicSaysSo(t *testing.T) {
 		} {
 			require.ErrorContains(t, err, "mirror dr: no topic is named", what)
 		}
+	})
+}
+
+// reopened is a host's coordinator after a restart, with all its mirrors detached.
+func reopened(t *testing.T, s *source) *mirror.Coordinator {
+	t.Helper()
+	require.NoError(t, s.c.Close())
+	c, err := mirror.Open(t.Context(), s.host)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, c.Close()) })
+	return c
+}
+
+func TestAStoppedTopicHasItsBoundsAfterARestart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, b, dr := mirrored(t, 1)
+		require.NoError(t, dr.Remove(t.Context(), "orders"))
+		c := reopened(t, b)
+		detached, err := c.Detached("dr")
+		require.NoError(t, err)
+		require.Equal(t, int64(11), state(t, detached, "orders", 0).End)
+	})
+}
+
+// shyHost opens no log of a topic.
+type shyHost struct {
+	*memlog.Host
+	topic string
+}
+
+func (h *shyHost) OpenLog(ctx context.Context, topic string, partition int32) (mirror.Log, error) {
+	if topic == h.topic {
+		return nil, errors.New("not now")
+	}
+	return h.Host.OpenLog(ctx, topic, partition)
+}
+
+func TestBoundsThatAreNotKnownAreNotShownAsNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, b, _ := mirrored(t, 1)
+		require.NoError(t, b.c.Close())
+		c, err := mirror.Open(t.Context(), &shyHost{b.host, "orders"})
+		require.NoError(t, err)
+		defer c.Close()
+		detached, err := c.Detached("dr")
+		require.NoError(t, err)
+		st := state(t, detached, "orders", 0)
+		require.Equal(t, int64(-1), st.Start)
+		require.Equal(t, int64(-1), st.End)
+		require.NotContains(t, detached.Describe().String(), "-1")
 	})
 }
