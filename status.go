@@ -44,7 +44,7 @@ type PartitionStatus struct {
 	Bytes       int64     `json:"bytes"`        // appended since Start
 	LeaderEpoch int32     `json:"leader_epoch"` // here; -1 until the log is open
 	Source      int32     `json:"source_leader_epoch"`
-	TakenOver   bool      `json:"taken_over,omitempty"`             // writable here
+	TakenOver   bool      `json:"taken_over,omitempty"`             // this mirror has given it up, and it is writable here
 	Position    *Position `json:"last_mirrored_position,omitempty"` // of the last round that was stopped
 	Totals      Totals    `json:"totals"`
 }
@@ -110,7 +110,7 @@ func (r *replica) status(now time.Time) PartitionStatus {
 		Start: -1, End: -1, SourceStart: r.sourceStart, SourceEnd: r.sourceEnd, Bytes: r.bytes, Lag: -1, LagTime: -1,
 		Source: r.leaderEpoch, LeaderEpoch: -1, Totals: r.totals,
 	}
-	s.TakenOver = r.round.TakenOver
+	s.TakenOver = r.round.TakenOver && r.m.c.gate.check(r.t.name, r.num) == nil // another mirror may have it by now
 	if r.round.Stored || r.round.Known {
 		s.Position = &Position{r.round.Epoch, r.round.Offset}
 	}

@@ -78,3 +78,18 @@ func TestBoundsThatAreNotKnownAreNotShownAsNothing(t *testing.T) {
 		require.NotContains(t, detached.Describe().String(), "-1")
 	})
 }
+
+func TestTakenOverIsWhatTheGateSays(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b, dr := mirrored(t, 1)
+		require.NoError(t, dr.Remove(t.Context(), "orders"))
+		require.True(t, state(t, dr, "orders", 0).TakenOver)
+		two := linked(t, "two", b, a)
+		require.NoError(t, two.Overwrite(t.Context(), "orders"))
+		require.False(t, state(t, dr, "orders", 0).TakenOver, "mirror two owns it")
+		c := reopened(t, b)
+		for _, s := range c.Describe() {
+			require.False(t, s.Topics[0].Partitions[0].TakenOver, s.Mirror)
+		}
+	})
+}
