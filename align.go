@@ -218,7 +218,13 @@ func (r *replica) byPosition(ctx context.Context, p *Partition) error {
 	if err != nil {
 		return err
 	}
-	e := l.cutting(to, fmt.Sprintf("written here after the last mirrored position (epoch %d, offset %d)", rd.Epoch, rd.Offset))
+	what := ""
+	if data, err := p.hasData(ctx, max(to, l.start)); err != nil {
+		return err
+	} else if !data { // as every takeover leaves them: nobody has lost anything
+		what = "no records, only markers, "
+	}
+	e := l.cutting(to, fmt.Sprintf("%swritten here after the last mirrored position (epoch %d, offset %d)", what, rd.Epoch, rd.Offset))
 	e.Commits = commits
 	return r.carryOut(ctx, p, e)
 }

@@ -13,7 +13,8 @@ type EventKind string
 const (
 	// DataLoss says that records [From, To) are not, or no longer, in the mirror though they were at the source or here.
 	DataLoss EventKind = "DATA_LOSS"
-	// Truncated says that [From, To) was cut here because it is not the source's.
+	// Truncated says that [From, To) was cut here because it is not the source's. Where it held no records, only markers (such as a
+	// takeover's own), the reason says so.
 	Truncated EventKind = "TRUNCATED"
 	// StateChanged says that the partition went from one state to another.
 	StateChanged EventKind = "STATE_CHANGED"

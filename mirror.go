@@ -245,6 +245,9 @@ func (m *Mirror) again(ctx context.Context, t *mirrorTopic) error {
 // transactions that are open are aborted, and the topics become writable here. What the source has beyond is not waited for: see
 // Promote. To stop fetching only, Pause.
 //
+// Each partition gets markers of its own at the end: an ABORT per open transaction, and one that resets the producers' states
+// (MIRROR_PID_RESET of KIP-1279). Readers don't see them, but the end grows, and mirroring again cuts them and reports that.
+//
 // It works with the source down, and on partitions that are FAILED. Each partition opens by itself. It returns when every partition
 // is STOPPED, or with an error for each topic of which one is not; then it can be called again. Removing a topic that is stopped
 // changes nothing.

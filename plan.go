@@ -157,7 +157,7 @@ type AddStep struct {
 	Start     int64    `json:"start"`
 	End       int64    `json:"end"`
 	Position  Position `json:"position"` // that it would be aligned by; offset -1: none is known
-	Cut       []Range  `json:"cut"`      // what would be reported as cut or lost, the last first: what is here and not the source's
+	Cut       []Range  `json:"cut"`      // what would be reported as cut or lost, the last first: what is here and not the source's, markers too
 	Aborted   []Range  `json:"aborted"`  // what would be reported as lost though it stays: transactions that were committed here, and that the source has aborted
 	SourceEnd int64    `json:"source_end"`
 }

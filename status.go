@@ -59,7 +59,7 @@ type Position struct {
 // Totals count what was dropped, over the life of the mirror.
 type Totals struct {
 	Lost int64 `json:"lost"` // offsets that are missing because the source no longer had them
-	Cut  int64 `json:"cut"`  // offsets that were cut because they were not the source's
+	Cut  int64 `json:"cut"`  // offsets that were cut because they were not the source's, a takeover's own markers too
 	Cuts int64 `json:"cuts"` // how many times
 }
 

@@ -93,3 +93,38 @@ func TestTakenOverIsWhatTheGateSays(t *testing.T) {
 		}
 	})
 }
+
+func TestATakeoversOwnMarkersAreNamed(t *testing.T) {
+	for _, x := range []struct {
+		name   string
+		write  int
+		reason string
+	}{
+		{"markers", 0, "no records, only markers, written here after the last mirrored position (epoch 0, offset 10)"},
+		{"records", 3, "written here after the last mirrored position (epoch 0, offset 10)"},
+	} {
+		t.Run(x.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var told []string
+				a, host := newSource(t), memlog.New()
+				a.create("orders", 1)
+				a.write("orders", 0, 10)
+				m := newMirror(t, a, host, mirror.OnEvent(func(e mirror.Event) {
+					if e.Kind == mirror.Truncated {
+						told = append(told, e.Reason)
+					}
+				}))
+				require.NoError(t, m.AddTopics(t.Context(), "orders"))
+				caughtUp(t, m)
+				require.NoError(t, m.Remove(t.Context(), "orders"))
+				if x.write > 0 {
+					appendTo(t, open(t, m.Coordinator(), "orders", 0), plain(x.write))
+				}
+				require.NoError(t, m.Overwrite(t.Context(), "orders"))
+				caughtUp(t, m)
+				require.Equal(t, []string{x.reason}, told)
+				require.Equal(t, mirror.Totals{Cut: int64(1 + x.write), Cuts: 1}, state(t, m, "orders", 0).Totals)
+			})
+		})
+	}
+}
