@@ -122,6 +122,7 @@ func TestATakeoversOwnMarkersAreNamed(t *testing.T) {
 				}
 				require.NoError(t, m.Overwrite(t.Context(), "orders"))
 				caughtUp(t, m)
+				synctest.Wait()
 				require.Equal(t, []string{x.reason}, told)
 				require.Equal(t, mirror.Totals{Cut: int64(1 + x.write), Cuts: 1}, state(t, m, "orders", 0).Totals)
 			})
