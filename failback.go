@@ -419,7 +419,11 @@ func (m *Mirror) chooseRounds(ctx context.Context, t *mirrorTopic, h how) (_ map
 	}
 	switch {
 	case h == adding && len(taken) > 0:
-		return nil, nil, hint(fmt.Errorf("%w here: %s", ErrStopped, strings.Join(taken, ", ")), "Resume mirrors it again")
+		next := "Resume mirrors it again"
+		if owner := m.c.ownerOf(t.name); m.topic(t.name) == nil && owner != nil {
+			next = fmt.Sprintf("mirror %s has stopped it here: Resume it there; or Overwrite takes it into this mirror, and drops what was written here since", owner.m.name)
+		}
+		return nil, nil, hint(fmt.Errorf("%w here: %s", ErrStopped, strings.Join(taken, ", ")), next)
 	case h != overwriting && len(unproven) > 0:
 		return nil, nil, hint(&RangeError{unproven, ErrNoProof}, "Overwrite drops them and mirrors the topic from the source's start")
 	case h == resuming && len(written) > 0:

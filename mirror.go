@@ -269,7 +269,7 @@ func (m *Mirror) Promote(ctx context.Context, topics ...string) error {
 		t := m.topic(name)
 		switch {
 		case t == nil:
-			return hint(ErrUnknownTopic, "it is not in this mirror")
+			return hint(ErrUnknownTopic, m.whereElse(name))
 		case m.client == nil:
 			return ErrDetached
 		}
@@ -293,7 +293,7 @@ func (m *Mirror) Resume(ctx context.Context, topics ...string) error {
 	return m.each(ctx, topics, func(ctx context.Context, name string) error {
 		t := m.topic(name)
 		if t == nil {
-			return hint(ErrUnknownTopic, "it is not in this mirror")
+			return hint(ErrUnknownTopic, m.whereElse(name))
 		}
 		return m.goOn(ctx, t, resuming)
 	})
@@ -334,7 +334,7 @@ func (m *Mirror) Recover(ctx context.Context, topics ...string) error {
 	return m.each(ctx, topics, func(ctx context.Context, name string) error {
 		t := m.topic(name)
 		if t == nil {
-			return hint(ErrUnknownTopic, "it is not in this mirror")
+			return hint(ErrUnknownTopic, m.whereElse(name))
 		}
 		for _, r := range t.partitions() {
 			r.mu.Lock()
@@ -357,7 +357,7 @@ func (m *Mirror) Recover(ctx context.Context, topics ...string) error {
 func (m *Mirror) want(ctx context.Context, name string, w wish) (*mirrorTopic, error) {
 	t := m.topic(name)
 	if t == nil {
-		return nil, hint(ErrUnknownTopic, "it is not in this mirror")
+		return nil, hint(ErrUnknownTopic, m.whereElse(name))
 	}
 	if err := t.command.acquire(ctx); err != nil {
 		return nil, hint(fmt.Errorf("nothing is stored, another command may be at work on the topic: %w", err), "try again")

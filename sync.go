@@ -366,7 +366,7 @@ func (m *Mirror) candidate(ctx context.Context, name string, meta wire.TopicMeta
 		return nil, nil
 	}
 	if owner := m.c.ownerOf(name); owner != nil && owner.m != m && !owner.over() {
-		return nil, hint(fmt.Errorf("%w: %s", ErrTopicOwned, owner.m.name), "Remove it there first")
+		return nil, hint(fmt.Errorf("%w: %s", ErrTopicOwned, owner.m.name), "Remove it there first, then Overwrite takes it into this mirror")
 	}
 	n := int32(len(meta.Partitions))
 	here, err := m.c.listTopics(ctx)

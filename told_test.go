@@ -129,3 +129,41 @@ func TestATakeoversOwnMarkersAreNamed(t *testing.T) {
 		})
 	}
 }
+
+// One mirror has a topic, another one of the same source wants it: each next step that an error names works.
+func TestNextStepsOfTwoMirrorsLeadOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b, dr := mirrored(t, 1)
+		two := linked(t, "two", b, a)
+		next := func(err, is error) string {
+			t.Helper()
+			require.ErrorIs(t, err, is)
+			var topic *mirror.TopicError
+			require.ErrorAs(t, err, &topic)
+			return topic.Next
+		}
+		elsewhere := "it is in mirror dr, not in this one"
+		for what, command := range map[string]func(context.Context, ...string) error{
+			"Remove": two.Remove, "Promote": two.Promote, "Pause": two.Pause, "Resume": two.Resume, "Recover": two.Recover, "WaitCaughtUp": two.WaitCaughtUp,
+		} {
+			require.Equal(t, elsewhere, next(command(t.Context(), "orders"), mirror.ErrUnknownTopic), what)
+			require.Equal(t, "it is not in this mirror: AddTopics first", next(command(t.Context(), "new"), mirror.ErrUnknownTopic), what)
+		}
+		require.Equal(t, "Remove it there first, then Overwrite takes it into this mirror", next(two.AddTopics(t.Context(), "orders"), mirror.ErrTopicOwned))
+
+		require.NoError(t, dr.Remove(t.Context(), "orders"))
+		steps := "mirror dr has stopped it here: Resume it there; or Overwrite takes it into this mirror, and drops what was written here since"
+		require.Equal(t, steps, next(two.AddTopics(t.Context(), "orders"), mirror.ErrStopped))
+		_, err := two.PlanAdd(t.Context(), "orders")
+		require.Equal(t, steps, next(err, mirror.ErrStopped))
+		require.Equal(t, "Resume mirrors it again", next(dr.AddTopics(t.Context(), "orders"), mirror.ErrStopped))
+		require.NoError(t, dr.Resume(t.Context(), "orders"))
+		require.NoError(t, dr.Remove(t.Context(), "orders"))
+		require.NoError(t, two.Overwrite(t.Context(), "orders"))
+
+		require.Equal(t, "Remove it there first", next(dr.Resume(t.Context(), "orders"), mirror.ErrTopicOwned))
+		require.NoError(t, two.Remove(t.Context(), "orders"))
+		require.NoError(t, dr.Resume(t.Context(), "orders"))
+		caughtUp(t, dr)
+	})
+}

@@ -117,21 +117,31 @@ func (m *Mirror) topic(name string) *mirrorTopic {
 }
 
 // all are the mirror's topics by name; the named ones, if any are named.
-func (m *Mirror) all(names ...string) ([]*mirrorTopic, error) {
+func (m *Mirror) all(names ...string) (list []*mirrorTopic, err error) {
+	for _, name := range names {
+		if m.topic(name) == nil {
+			return nil, &TopicError{Mirror: m.name, Topic: name, Err: ErrUnknownTopic, Next: m.whereElse(name)}
+		}
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if len(names) == 0 {
 		names = sortedKeys(m.topics)
 	}
-	var list []*mirrorTopic
 	for _, name := range names {
-		t := m.topics[name]
-		if t == nil {
-			return nil, &TopicError{Mirror: m.name, Topic: name, Err: ErrUnknownTopic, Next: "it is not in this mirror: AddTopics first"}
+		if t := m.topics[name]; t != nil {
+			list = append(list, t)
 		}
-		list = append(list, t)
 	}
 	return list, nil
+}
+
+// whereElse says what to do about a topic that is not in this mirror.
+func (m *Mirror) whereElse(name string) string {
+	if owner := m.c.ownerOf(name); owner != nil {
+		return fmt.Sprintf("it is in mirror %s, not in this one", owner.m.name)
+	}
+	return "it is not in this mirror: AddTopics first"
 }
 
 // unknown are those of the topics that the mirror does not have.
