@@ -48,6 +48,9 @@ func (s State) String() string {
 	return fmt.Sprintf("State(%d)", int8(s))
 }
 
+// IsZero says that there is no state: encoders leave it out where that is wished (omitzero).
+func (s State) IsZero() bool { return s == Unknown }
+
 // MarshalText gives the name.
 func (s State) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 

@@ -32,7 +32,7 @@ type PartitionStatus struct {
 	State       State     `json:"state"`
 	Health      Health    `json:"health"`
 	Reason      string    `json:"reason,omitempty"`   // of FAILED, or of bad health
-	Before      State     `json:"previous,omitempty"` // the state before FAILED
+	Before      State     `json:"previous,omitzero"`  // the state before FAILED, until it has recovered; UNKNOWN, and not in JSON: none
 	Attempts    int       `json:"attempts,omitempty"` // failures in a row
 	NeedsWord   bool      `json:"needs_decision,omitempty"`
 	Start       int64     `json:"start"`        // here; -1 unknown: the log is not open

@@ -2,7 +2,9 @@ package mirror_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"strings"
 	"testing"
 	"testing/synctest"
 
@@ -166,4 +168,13 @@ func TestNextStepsOfTwoMirrorsLeadOn(t *testing.T) {
 		require.NoError(t, dr.Resume(t.Context(), "orders"))
 		caughtUp(t, dr)
 	})
+}
+
+func TestPreviousIsTheStateBeforeFAILED(t *testing.T) {
+	for state, previous := range map[mirror.State]string{mirror.Preparing: `"previous":"PREPARING"`, mirror.Unknown: ""} {
+		b, err := json.Marshal(mirror.PartitionStatus{State: mirror.Failed, Before: state})
+		require.NoError(t, err)
+		require.Contains(t, string(b), previous)
+		require.Equal(t, previous != "", strings.Contains(string(b), "previous"), "%s", b)
+	}
 }
