@@ -32,7 +32,7 @@ type PartitionStatus struct {
 	State       State     `json:"state"`
 	Health      Health    `json:"health"`
 	Reason      string    `json:"reason,omitempty"`   // of FAILED, or of bad health
-	Before      State     `json:"previous,omitzero"`  // the state before FAILED, until it has recovered; UNKNOWN, and not in JSON: none
+	Before      State     `json:"previous,omitzero"`  // the state before FAILED; otherwise UNKNOWN, and not in JSON
 	Attempts    int       `json:"attempts,omitempty"` // failures in a row
 	NeedsWord   bool      `json:"needs_decision,omitempty"`
 	Start       int64     `json:"start"`        // here; -1 unknown: the log is not open
@@ -106,7 +106,7 @@ func (r *replica) status(now time.Time) PartitionStatus {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	s := PartitionStatus{
-		Partition: r.num, State: r.stored.state, Health: r.health, Before: r.stored.before, Attempts: r.stored.tries,
+		Partition: r.num, State: r.stored.state, Health: r.health, Before: Unknown, Attempts: r.stored.tries,
 		Start: -1, End: -1, SourceStart: r.sourceStart, SourceEnd: r.sourceEnd, Bytes: r.bytes, Lag: -1, LagTime: -1,
 		Source: r.leaderEpoch, LeaderEpoch: -1, Totals: r.totals,
 	}
@@ -129,7 +129,7 @@ func (r *replica) status(now time.Time) PartitionStatus {
 	}
 	switch {
 	case s.State == Failed:
-		s.Reason, s.NeedsWord = r.stored.text, r.stored.decide
+		s.Before, s.Reason, s.NeedsWord = r.stored.before, r.stored.text, r.stored.decide
 	case r.trouble != nil:
 		s.Reason = r.trouble.Error()
 	default:
