@@ -90,6 +90,12 @@ func Open(ctx context.Context, h Host, opts ...Option) (*Coordinator, error) {
 	if err := o.validate(); err != nil {
 		return nil, fmt.Errorf("options: %w", err)
 	}
+	switch {
+	case h == nil:
+		return nil, errors.New("the Host is nil: give one, as disklog.Open makes it")
+	case h.ClusterID() == "":
+		return nil, errors.New("the Host's ClusterID is empty: it must tell this host from all others, and stay the same")
+	}
 	c := &Coordinator{
 		host: h, opts: o, log: o.logger, events: newEventQueue(), budget: newBudget(o.byteBudget),
 		flooring: newLock(), attaching: newLock(), listing: newLock(), delivered: make(chan struct{}),

@@ -81,6 +81,9 @@ func Logger(l *slog.Logger) Option {
 
 // OnEvent sets what is called for each Event: one call at a time, in order, from a goroutine of its own. A slow callee holds back
 // no mirroring: beyond 1,024 waiting events the oldest are dropped, and the next one delivered says how many.
+//
+// Close of the coordinator, and of a mirror made with New, delivers what is still waiting and waits for it: f must not call it, but
+// have another goroutine do so.
 func OnEvent(f func(Event)) Option {
 	return optionFunc(func(o *options) {
 		if f != nil {

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -177,4 +178,37 @@ func TestPreviousIsTheStateBeforeFAILED(t *testing.T) {
 		require.Contains(t, string(b), previous)
 		require.Equal(t, previous != "", strings.Contains(string(b), "previous"), "%s", b)
 	}
+}
+
+// nameless is a host that does not say which cluster it is.
+type nameless struct{ *memlog.Host }
+
+func (nameless) ClusterID() string { return "" }
+
+func TestHostsThatCannotDoAreRefused(t *testing.T) {
+	_, err := mirror.Open(t.Context(), nil)
+	require.ErrorContains(t, err, "the Host is nil")
+	_, err = mirror.New(t.Context(), "dr", mirror.Source{}, nil)
+	require.ErrorContains(t, err, "the Host is nil")
+	host := nameless{memlog.New()}
+	_, err = mirror.Open(t.Context(), host)
+	require.ErrorContains(t, err, "ClusterID is empty")
+	topics, err := host.Topics(t.Context())
+	require.NoError(t, err)
+	require.Empty(t, topics, "refused before anything is made")
+}
+
+func TestEventsThatWaitAtCloseAreDelivered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newSource(t)
+		a.create("orders", 4)
+		hold := make(chan struct{})
+		var told int
+		m := newMirror(t, a, memlog.New(), mirror.OnEvent(func(mirror.Event) { <-hold; told++ }))
+		require.NoError(t, m.AddTopics(t.Context(), "orders"))
+		caughtUp(t, m)
+		time.AfterFunc(time.Second, func() { close(hold) })
+		require.NoError(t, m.Close())
+		require.GreaterOrEqual(t, told, 4)
+	})
 }
