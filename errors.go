@@ -18,8 +18,8 @@ var (
 	ErrSourceUnreachable = errors.New("source unreachable")
 	// ErrSourceTooOld is returned by AddTopics for a source older than Kafka 2.1: it can't tell by leader epochs what it has lost.
 	ErrSourceTooOld = errors.New("source is older than Kafka 2.1")
-	// ErrWrongCluster is returned, or keeps every partition FAILED, when another cluster answers at the source's address.
-	ErrWrongCluster = errors.New("another cluster answers at the source's address")
+	// ErrWrongCluster is returned, or keeps every partition FAILED, when another cluster answers at the source's address, or this host.
+	ErrWrongCluster = errors.New("wrong cluster at the source's address")
 	// ErrStopped is returned for a topic that this mirror has stopped.
 	ErrStopped = errors.New("topic is stopped")
 	// ErrPaused is returned by WaitCaughtUp and Promote for a topic that is paused.
@@ -113,5 +113,14 @@ type hinted struct {
 func (h *hinted) Error() string { return h.err.Error() }
 
 func (h *hinted) Unwrap() error { return h.err }
+
+// advised is an error whose text says what to do next, for those that end in no TopicError.
+func advised(err error) error {
+	var h *hinted
+	if errors.As(err, &h) {
+		return fmt.Errorf("%w; %s", err, h.next)
+	}
+	return err
+}
 
 func hint(err error, next string) error { return &hinted{err, next} }

@@ -102,7 +102,7 @@ func (m *Mirror) refresh(ctx context.Context) error {
 		for _, t := range active {
 			for _, r := range t.partitions() {
 				if errors.Is(err, ErrWrongCluster) {
-					r.failSoon(undecided(err))
+					r.failSoon(undecided(advised(err)))
 				} else {
 					m.troubled(r, err)
 				}
@@ -142,9 +142,10 @@ func (m *Mirror) accept(id string) error {
 	want := cmp.Or(m.src.ClusterID, m.peerID())
 	switch {
 	case id != "" && id == m.c.host.ClusterID():
-		return fmt.Errorf("mirror %s: %w: it is this host itself (%s)", m.name, ErrWrongCluster, id)
+		return hint(fmt.Errorf("%w: it is this host itself (%s)", ErrWrongCluster, id), "correct Source.Addr")
 	case want != "" && id != want:
-		return fmt.Errorf("mirror %s: %w: %s instead of %s; correct the address, or mirror the other cluster under another mirror name", m.name, ErrWrongCluster, id, want)
+		return hint(fmt.Errorf("%w: %s instead of %s", ErrWrongCluster, id, want),
+			"correct Source.Addr, or mirror the other cluster on another host, or here by another mirror after Remove")
 	}
 	return nil
 }

@@ -212,3 +212,26 @@ func TestEventsThatWaitAtCloseAreDelivered(t *testing.T) {
 		require.GreaterOrEqual(t, told, 4)
 	})
 }
+
+func TestTheWrongClusterIsNamedWithANextStep(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b, dr := mirrored(t, 1)
+		said := func(m *mirror.Mirror, text string) {
+			t.Helper()
+			added := m.AddTopics(t.Context(), "new")
+			require.EqualError(t, added, "mirror "+m.Name()+", topic new: "+text)
+			_, planned := m.PlanAdd(t.Context(), "new")
+			require.EqualError(t, planned, added.Error())
+			require.ErrorIs(t, added, mirror.ErrWrongCluster)
+		}
+		said(linked(t, "self", b, b), "wrong cluster at the source's address: it is this host itself ("+b.host.ClusterID()+"); correct Source.Addr")
+
+		require.NoError(t, dr.Close())
+		other := newSource(t)
+		text := "wrong cluster at the source's address: " + other.host.ClusterID() + " instead of " + a.host.ClusterID() +
+			"; correct Source.Addr, or mirror the other cluster on another host, or here by another mirror after Remove"
+		dr = linked(t, "dr", b, other)
+		said(dr, text)
+		require.Equal(t, text, inState(t, dr, 0, mirror.Failed).Reason)
+	})
+}
