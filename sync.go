@@ -102,7 +102,7 @@ func (m *Mirror) refresh(ctx context.Context) error {
 		for _, t := range active {
 			for _, r := range t.partitions() {
 				if errors.Is(err, ErrWrongCluster) {
-					r.failSoon(undecided(advised(err)))
+					r.failSoon(undecided(fmt.Errorf("%w; Recover once the right one answers", advised(err))))
 				} else {
 					m.troubled(r, err)
 				}

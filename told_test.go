@@ -232,6 +232,6 @@ func TestTheWrongClusterIsNamedWithANextStep(t *testing.T) {
 			"; correct Source.Addr, or mirror the other cluster on another host, or here by another mirror after Remove"
 		dr = linked(t, "dr", b, other)
 		said(dr, text)
-		require.Equal(t, text, inState(t, dr, 0, mirror.Failed).Reason)
+		require.Equal(t, text+"; Recover once the right one answers", inState(t, dr, 0, mirror.Failed).Reason)
 	})
 }
