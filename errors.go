@@ -3,6 +3,7 @@ package mirror
 import (
 	"errors"
 	"fmt"
+	"strings"
 )
 
 var (
@@ -84,7 +85,13 @@ type RangeError struct {
 	Err    error
 }
 
-func (e *RangeError) Error() string { return fmt.Sprintf("%v: %v", e.Err, e.Ranges) }
+func (e *RangeError) Error() string {
+	list := make([]string, len(e.Ranges))
+	for i, r := range e.Ranges {
+		list[i] = r.String()
+	}
+	return fmt.Sprintf("%v: %s", e.Err, strings.Join(list, ", "))
+}
 
 // Unwrap gives the cause.
 func (e *RangeError) Unwrap() error { return e.Err }

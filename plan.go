@@ -14,6 +14,9 @@ import (
 
 // Dry runs: what Remove and AddTopics would do now. They ask, and change nothing.
 
+// nothing is how a plan without steps prints.
+const nothing = "nothing to do\n"
+
 // RemovePlan is what PlanRemove answers, by topic and partition. It prints as a table.
 type RemovePlan []RemoveStep
 
@@ -129,6 +132,9 @@ func (r *replica) planRemove(ctx context.Context) (RemoveStep, error) {
 
 // String is a table.
 func (p RemovePlan) String() string {
+	if len(p) == 0 {
+		return nothing
+	}
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "TOPIC\tPARTITION\tSTATE\tLAG\tSECONDS\tNOT MIRRORED\tSEEN\tOPEN TRANSACTIONS\tWOULD BE CUT\tPOSITION")
@@ -217,8 +223,16 @@ func (t *mirrorTopic) shadow() *mirrorTopic {
 // planAdd goes through alignment on a copy of the epoch table.
 func (r *replica) planAdd(ctx context.Context, rd round) (AddStep, error) {
 	s := AddStep{Topic: r.t.name, Partition: r.num, Position: Position{-1, -1}, SourceEnd: -1}
+	r.mu.Lock()
+	leader, epoch := r.leader, r.leaderEpoch
+	r.mu.Unlock()
 	p, err := r.partition(ctx)
-	if errors.Is(err, ErrUnknownPartition) {
+	if errors.Is(err, ErrUnknownPartition) { // nothing to cut, whether its leader answers or not
+		if leader >= 0 {
+			if _, high, err := r.sourceBounds(ctx, leader, epoch); err == nil {
+				s.SourceEnd = high
+			}
+		}
 		return s, nil
 	}
 	if err != nil {
@@ -244,9 +258,6 @@ func (r *replica) planAdd(ctx context.Context, rd round) (AddStep, error) {
 			drop(l.cutting(to, ""))
 		}
 	}
-	r.mu.Lock()
-	leader, epoch := r.leader, r.leaderEpoch
-	r.mu.Unlock()
 	if leader < 0 {
 		return s, errNoLeader
 	}
@@ -299,6 +310,9 @@ func (p *Partition) wouldAbort(ctx context.Context, cut int64) (list []Range, er
 
 // String is a table.
 func (p AddPlan) String() string {
+	if len(p) == 0 {
+		return nothing
+	}
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "TOPIC\tPARTITION\tSTART\tEND\tSOURCE-END\tPOSITION\tWOULD BE CUT\tWOULD BE ABORTED")

@@ -144,7 +144,7 @@ func (r *replica) status(now time.Time) PartitionStatus {
 	return s
 }
 
-// String is a table: a line per partition, reasons below it.
+// String is a table: a line per partition, and below it reasons, what was dropped, and what was taken over.
 func (s Status) String() string {
 	var b strings.Builder
 	source := s.Source
@@ -154,21 +154,30 @@ func (s Status) String() string {
 	fmt.Fprintf(&b, "mirror %s from %s, cluster %s\n", s.Mirror, source, dash(s.ClusterID))
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "TOPIC\tPARTITION\tSTATE\tHEALTH\tSTART\tEND\tSOURCE-END\tLAG\tSECONDS")
-	var reasons []string
+	var below strings.Builder
 	for _, t := range s.Topics {
 		for _, p := range t.Partitions {
 			fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", t.Name, p.Partition, p.State, p.Health, known(p.Start), known(p.End),
 				known(p.SourceEnd), known(p.Lag), seconds(p.LagTime))
+			say := func(format string, args ...any) {
+				fmt.Fprintf(&below, "%s-%d: %s\n", t.Name, p.Partition, fmt.Sprintf(format, args...))
+			}
 			if p.Reason != "" {
-				reasons = append(reasons, fmt.Sprintf("%s-%d: %s\n", t.Name, p.Partition, p.Reason))
+				say("%s", p.Reason)
+			}
+			if p.Totals.Cuts > 0 {
+				say("%d offsets cut, %d lost", p.Totals.Cut, p.Totals.Lost)
+			}
+			switch {
+			case p.TakenOver && p.Position != nil:
+				say("taken over at epoch %d, offset %d", p.Position.Epoch, p.Position.Offset)
+			case p.TakenOver:
+				say("taken over")
 			}
 		}
 	}
 	_ = w.Flush() // into memory
-	for _, r := range reasons {
-		b.WriteString(r)
-	}
-	return b.String()
+	return b.String() + below.String()
 }
 
 // JSON is the status as indented JSON.

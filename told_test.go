@@ -235,3 +235,38 @@ func TestTheWrongClusterIsNamedWithANextStep(t *testing.T) {
 		require.Equal(t, text+"; Recover once the right one answers", inState(t, dr, 0, mirror.Failed).Reason)
 	})
 }
+
+func TestTablesSayWhatWasCutAndTakenOver(t *testing.T) {
+	s := mirror.Status{Mirror: "dr", Topics: []mirror.TopicStatus{{Name: "orders", Partitions: []mirror.PartitionStatus{
+		{Partition: 0, State: mirror.Mirroring, Totals: mirror.Totals{Cut: 4, Cuts: 1}, Reason: "slow"},
+		{Partition: 1, State: mirror.Stopped, TakenOver: true, Position: &mirror.Position{Epoch: 5, Offset: 87}},
+		{Partition: 2, State: mirror.Stopped, TakenOver: true},
+		{Partition: 3, State: mirror.Mirroring},
+	}}}}
+	_, below, _ := strings.Cut(s.String(), "SECONDS\n")
+	lines := strings.Split(below, "\n")
+	require.Equal(t, []string{
+		"orders-0: slow", "orders-0: 4 offsets cut, 0 lost", "orders-1: taken over at epoch 5, offset 87", "orders-2: taken over", "",
+	}, lines[4:])
+}
+
+func TestPlansOfNothingAndOfNewTopics(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, _, dr := mirrored(t, 1)
+		plan, err := dr.PlanAdd(t.Context(), "orders")
+		require.NoError(t, err)
+		require.Equal(t, "nothing to do\n", plan.String())
+		require.Equal(t, "nothing to do\n", mirror.RemovePlan{}.String())
+
+		a.create("new", 1)
+		a.write("new", 0, 7)
+		plan, err = dr.PlanAdd(t.Context(), "new")
+		require.NoError(t, err)
+		require.Equal(t, mirror.AddPlan{{Topic: "new", Position: mirror.Position{Epoch: -1, Offset: -1}, SourceEnd: 7}}, plan)
+	})
+}
+
+func TestRangesAreListedPlainly(t *testing.T) {
+	err := &mirror.RangeError{Ranges: []mirror.Range{{Partition: 0, From: 87, To: 89}, {Partition: 1, From: 87, To: 90}}, Err: mirror.ErrWritten}
+	require.EqualError(t, err, mirror.ErrWritten.Error()+": partition 0 [87, 89), partition 1 [87, 90)")
+}
