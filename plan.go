@@ -201,17 +201,20 @@ func (m *Mirror) PlanAdd(ctx context.Context, topics ...string) (AddPlan, error)
 		if err != nil {
 			return err
 		}
+		var steps AddPlan
 		for _, r := range t.partitions() {
 			s, err := r.planAdd(ctx, rounds[r])
 			if err != nil {
 				return fmt.Errorf("partition %d: %w", r.num, err)
 			}
-			m.mu.Lock()
-			plan = append(plan, s)
-			m.mu.Unlock()
+			steps = append(steps, s)
 		}
+		m.mu.Lock()
+		plan = append(plan, steps...)
+		m.mu.Unlock()
 		return nil
 	})
+	slices.SortStableFunc(plan, func(a, b AddStep) int { return strings.Compare(a.Topic, b.Topic) })
 	return plan, err
 }
 

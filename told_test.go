@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -269,4 +270,22 @@ func TestPlansOfNothingAndOfNewTopics(t *testing.T) {
 func TestRangesAreListedPlainly(t *testing.T) {
 	err := &mirror.RangeError{Ranges: []mirror.Range{{Partition: 0, From: 87, To: 89}, {Partition: 1, From: 87, To: 90}}, Err: mirror.ErrWritten}
 	require.EqualError(t, err, mirror.ErrWritten.Error()+": partition 0 [87, 89), partition 1 [87, 90)")
+}
+
+func TestAPlanIsInOrderAndHoldsWhatWasNotRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newSource(t)
+		m := newMirror(t, a, memlog.New())
+		var names []string
+		for i := range 20 {
+			names = append(names, fmt.Sprintf("topic-%02d", 19-i))
+			a.create(names[i], 2)
+		}
+		plan, err := m.PlanAdd(t.Context(), append(names, "missing")...)
+		require.ErrorIs(t, err, mirror.ErrUnknownTopic)
+		require.Len(t, plan, 40)
+		for i, s := range plan {
+			require.Equal(t, fmt.Sprintf("topic-%02d/%d", i/2, i%2), fmt.Sprintf("%s/%d", s.Topic, s.Partition))
+		}
+	})
 }
