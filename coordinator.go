@@ -571,6 +571,9 @@ func (c *Coordinator) putCheckpoint(ctx context.Context, topic TopicID, partitio
 
 // Mirror creates a mirror, or attaches the source to one found in the state. Nothing is asked of the source before Start or
 // AddTopics. The options given to Open that are MirrorOptions too are its defaults.
+//
+// A name is 1 to 249 of A-Z a-z 0-9 . _ -, and not . or .. . One that has a source attached already is refused; it can be attached again,
+// also with another Source and other options, after Mirror.Close.
 func (c *Coordinator) Mirror(name string, src Source, opts ...MirrorOption) (*Mirror, error) {
 	o := c.opts.mirror
 	for _, opt := range opts {

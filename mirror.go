@@ -392,7 +392,8 @@ func (m *Mirror) want(ctx context.Context, name string, w wish) (*mirrorTopic, e
 	return t, nil
 }
 
-// Records is Partition.Records of one partition of the host: the mirror's records at the source's offsets.
+// Records is Partition.Records of one partition of the host: the mirror's records at the source's offsets. They begin at Partition.Bounds,
+// which Describe shows.
 func (m *Mirror) Records(ctx context.Context, topic string, partition int32, from int64, opts ...ReadOption) iter.Seq2[kafka.Message, error] {
 	return func(yield func(kafka.Message, error) bool) {
 		p, err := m.c.Partition(ctx, topic, partition)

@@ -26,9 +26,9 @@ type RemoveStep struct {
 	Partition int32     `json:"partition"`
 	State     State     `json:"state"`
 	Lag       int64     `json:"lag"`         // source end - end; -1 unknown
-	LagTime   float64   `json:"lag_seconds"` // since it last held all that the source had; -1 unknown
+	LagTime   float64   `json:"lag_seconds"` // since it last held all that the source had, in seconds; -1 unknown
 	Missing   Range     `json:"missing"`     // what is known to be at the source and not here; empty: nothing
-	Age       float64   `json:"age_seconds"` // since the source last answered; -1 never
+	Age       float64   `json:"age_seconds"` // since the source last answered, in seconds; -1 never
 	Open      []OpenTxn `json:"open_transactions,omitempty"`
 	Cut       []Range   `json:"cut,omitempty"` // with TruncateToStable: what would be dropped here because of open transactions
 	Position  Position  `json:"position"`      // that would be stored as the last mirrored one; offset -1: none would
@@ -43,7 +43,7 @@ type OpenTxn struct {
 
 // PlanRemove says what Remove would do with topics now; of all topics if none are named. It asks nothing of the source, which may be
 // dead: what the source has got since it last answered is not in it, nor are partitions that it has added since the last refresh of the
-// metadata.
+// metadata. With an error there is no plan.
 func (m *Mirror) PlanRemove(ctx context.Context, topics ...string) (RemovePlan, error) {
 	ctx, leave, err := m.enter(ctx)
 	if err != nil {
@@ -160,16 +160,17 @@ type AddPlan []AddStep
 type AddStep struct {
 	Topic     string   `json:"topic"`
 	Partition int32    `json:"partition"`
-	Start     int64    `json:"start"`
-	End       int64    `json:"end"`
-	Position  Position `json:"position"` // that it would be aligned by; offset -1: none is known
-	Cut       []Range  `json:"cut"`      // what would be reported as cut or lost, the last first: what is here and not the source's, markers too
-	Aborted   []Range  `json:"aborted"`  // what would be reported as lost though it stays: transactions that were committed here, and that the source has aborted
-	SourceEnd int64    `json:"source_end"`
+	Start     int64    `json:"start"`      // here
+	End       int64    `json:"end"`        // here
+	Position  Position `json:"position"`   // that it would be aligned by; offset -1: none is known
+	Cut       []Range  `json:"cut"`        // what would be reported as cut or lost, the last first: what is here and not the source's, markers too
+	Aborted   []Range  `json:"aborted"`    // what would be reported as lost though it stays: transactions that were committed here, and that the source has aborted
+	SourceEnd int64    `json:"source_end"` // -1 unknown
 }
 
 // PlanAdd says what AddTopics would cut here: records that were never mirrored to the source. A topic that AddTopics would refuse
-// answers with the same error, and one that it would leave as it is with nothing.
+// answers with the same error, and one that it would leave as it is with nothing. With an error comes the plan of the topics that have
+// none.
 func (m *Mirror) PlanAdd(ctx context.Context, topics ...string) (AddPlan, error) {
 	mirrored := func(name string) bool {
 		t := m.topic(name)

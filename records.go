@@ -59,6 +59,8 @@ func (e *CutError) Error() string {
 // the log as it is when the iteration begins, or without ReadUncommitted at the last stable offset, unless it follows. The
 // messages are the caller's. A null key or value is nil; Time is the batch's for LogAppendTime, zero if the record has none.
 //
+// To begin with the first record take the start that Bounds answers: 0 is out of range once the log begins later.
+//
 // An error is yielded with an otherwise empty message, and is the last thing: one that wraps ErrOutOfRange and names the bounds for
 // an offset outside of them (also if retention overtakes a slow reader), the error of ctx, or one that names the offset of bytes that
 // cannot be decoded. Only a *CutError, if the log was cut below what was read, is followed by the records that are there now.

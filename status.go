@@ -35,15 +35,15 @@ type PartitionStatus struct {
 	Before      State     `json:"previous,omitzero"`  // the state before FAILED; otherwise UNKNOWN, and not in JSON
 	Attempts    int       `json:"attempts,omitempty"` // failures in a row
 	NeedsWord   bool      `json:"needs_decision,omitempty"`
-	Start       int64     `json:"start"`        // here; -1 unknown: the log is not open
-	End         int64     `json:"end"`          // here; -1 unknown
-	SourceStart int64     `json:"source_start"` // -1 unknown
-	SourceEnd   int64     `json:"source_end"`   // -1 unknown
-	Lag         int64     `json:"lag"`          // source end - end, in offsets; -1 unknown, never negative otherwise
-	LagTime     float64   `json:"lag_seconds"`  // since it last held all that the source had; -1 unknown
-	Bytes       int64     `json:"bytes"`        // appended since Start
-	LeaderEpoch int32     `json:"leader_epoch"` // here; -1 until the log is open
-	Source      int32     `json:"source_leader_epoch"`
+	Start       int64     `json:"start"`                            // here; -1 unknown: the log is not open
+	End         int64     `json:"end"`                              // here; -1 unknown
+	SourceStart int64     `json:"source_start"`                     // -1 unknown
+	SourceEnd   int64     `json:"source_end"`                       // -1 unknown
+	Lag         int64     `json:"lag"`                              // source end - end, in offsets; -1 unknown, never negative otherwise
+	LagTime     float64   `json:"lag_seconds"`                      // since it last held all that the source had, in seconds; -1 unknown
+	Bytes       int64     `json:"bytes"`                            // appended since Start
+	LeaderEpoch int32     `json:"leader_epoch"`                     // here; -1 until the log is open
+	Source      int32     `json:"source_leader_epoch"`              // the leader epoch at the source; -1 unknown
 	TakenOver   bool      `json:"taken_over,omitempty"`             // this mirror has given it up, and it is writable here
 	Position    *Position `json:"last_mirrored_position,omitempty"` // of the last round that was stopped
 	Totals      Totals    `json:"totals"`
