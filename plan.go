@@ -164,13 +164,13 @@ type AddStep struct {
 	End       int64    `json:"end"`        // here
 	Position  Position `json:"position"`   // that it would be aligned by; offset -1: none is known
 	Cut       []Range  `json:"cut"`        // what would be reported as cut or lost, the last first: what is here and not the source's, markers too
-	Aborted   []Range  `json:"aborted"`    // what would be reported as lost though it stays: transactions that were committed here, and that the source has aborted
+	Aborted   []Range  `json:"aborted"`    // what would be reported as lost though it stays: transactions committed here that the source has aborted
 	SourceEnd int64    `json:"source_end"` // -1 unknown
 }
 
 // PlanAdd says what AddTopics would cut here: records that were never mirrored to the source. A topic that AddTopics would refuse
-// answers with the same error, and one that it would leave as it is with nothing. With an error comes the plan of the topics that have
-// none.
+// answers with the same error, and one that it would leave as it is with nothing. Topics that fail are left out; the others are
+// planned, also if there is an error.
 func (m *Mirror) PlanAdd(ctx context.Context, topics ...string) (AddPlan, error) {
 	mirrored := func(name string) bool {
 		t := m.topic(name)
