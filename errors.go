@@ -123,8 +123,7 @@ func (h *hinted) Unwrap() error { return h.err }
 
 // advised is an error whose text says what to do next, for those that end in no TopicError.
 func advised(err error) error {
-	var h *hinted
-	if errors.As(err, &h) {
+	if h, ok := errors.AsType[*hinted](err); ok {
 		return fmt.Errorf("%w; %s", err, h.next)
 	}
 	return err
