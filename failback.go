@@ -421,7 +421,8 @@ func (m *Mirror) chooseRounds(ctx context.Context, t *mirrorTopic, h how) (_ map
 	case h == adding && len(taken) > 0:
 		next := "Resume mirrors it again"
 		if owner := m.c.ownerOf(t.name); m.topic(t.name) == nil && owner != nil {
-			next = fmt.Sprintf("mirror %s has stopped it here: Resume it there; or Overwrite takes it into this mirror, and drops what was written here since", owner.m.name)
+			next = fmt.Sprintf("mirror %s has stopped it here: Resume it there; "+
+				"or Overwrite takes it into this mirror, and drops what was written here since", owner.m.name)
 		}
 		return nil, nil, hint(fmt.Errorf("%w here: %s", ErrStopped, strings.Join(taken, ", ")), next)
 	case h != overwriting && len(unproven) > 0:
