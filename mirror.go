@@ -191,8 +191,7 @@ func (m *Mirror) failed(topic string, err error) error {
 		err = ended
 	}
 	e := &TopicError{Mirror: m.name, Topic: topic, Err: err}
-	var h *hinted
-	if errors.As(err, &h) {
+	if h, ok := errors.AsType[*hinted](err); ok {
 		e.Next = h.next
 	}
 	return e

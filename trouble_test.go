@@ -319,9 +319,9 @@ func TestHostFailsAtAnyCall(t *testing.T) {
 func onlyClosed(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
-		assert.ErrorIs(t, err, mirror.ErrClosed)
-		assert.NotErrorIs(t, err, context.Canceled)
-		assert.NotErrorIs(t, err, mirror.ErrSourceUnreachable)
+		require.ErrorIs(t, err, mirror.ErrClosed)
+		require.NotErrorIs(t, err, context.Canceled)
+		require.NotErrorIs(t, err, mirror.ErrSourceUnreachable)
 	}
 }
 
@@ -359,7 +359,8 @@ func TestCloseIsNoTroubleOfTheSource(t *testing.T) {
 			}
 			var g sync.WaitGroup
 			for what, call := range calls {
-				if what == "plan" || what == "start" || dead && what != "wait" && what != "promote" || what == "remove" {
+				switch {
+				case what == "plan" || what == "start" || what == "remove", dead && what != "wait" && what != "promote":
 					continue // ends by itself
 				}
 				g.Go(func() { assert.ErrorIs(t, call(m, t.Context()), mirror.ErrClosed, what) })
@@ -371,7 +372,7 @@ func TestCloseIsNoTroubleOfTheSource(t *testing.T) {
 			require.Equal(t, before.Reason, state(t, m, "orders", 0).Reason)
 			for what, call := range calls {
 				err := call(m, t.Context())
-				assert.ErrorIs(t, err, mirror.ErrClosed, what)
+				require.ErrorIs(t, err, mirror.ErrClosed, what)
 				onlyClosed(t, err)
 			}
 		})
@@ -390,17 +391,14 @@ func TestCloseDuringAnything(t *testing.T) {
 			for range 5 {
 				m, err := mirror.New(t.Context(), "dr", s.broker.Source(), host)
 				require.NoError(t, err)
-				done := make(chan struct{})
+				done := make(chan []error, 1)
 				go func() {
-					defer close(done)
-					for _, err := range []error{
+					done <- []error{
 						m.Start(t.Context()),
 						m.AddTopics(t.Context(), "orders", "payments"),
 						m.Pause(t.Context(), "payments"),
 						m.Resume(t.Context(), "payments"),
 						m.WaitCaughtUp(t.Context()),
-					} {
-						onlyClosed(t, err)
 					}
 				}()
 				for num := range int32(3) {
@@ -408,7 +406,9 @@ func TestCloseDuringAnything(t *testing.T) {
 				}
 				pass(time.Duration(r.IntN(2000)) * time.Microsecond * time.Duration(1+r.IntN(500)))
 				require.NoError(t, m.Close())
-				<-done
+				for _, err := range <-done {
+					onlyClosed(t, err)
+				}
 				if r.IntN(2) == 0 {
 					host = host.Crash(r)
 				}
