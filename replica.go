@@ -371,6 +371,8 @@ func (r *replica) fail(ctx context.Context, cause error) {
 	r.mu.Lock()
 	was := r.stored
 	r.mu.Unlock()
+	f, ok := errors.AsType[*failure](cause)
+	decide := ok && f.decide
 	if err := r.to(ctx, evFail, cause, nil); err != nil {
 		// The state can't be written (a full disk, say): it holds in memory, and the write is tried again with the next failure.
 		r.m.c.log.Error("failure not persisted", "mirror", r.m.name, "partition", r.String(), "cause", cause, "err", err)
@@ -378,12 +380,11 @@ func (r *replica) fail(ctx context.Context, cause error) {
 		if was.state != Failed {
 			r.stored.before = was.state
 		}
-		r.stored.state, r.stored.text, r.stored.tries = Failed, cause.Error(), was.tries+1
+		r.stored.state, r.stored.text, r.stored.decide, r.stored.tries = Failed, cause.Error(), decide, was.tries+1
 		r.mu.Unlock()
 		r.m.changed.broadcast()
 	}
-	var f *failure
-	if !errors.As(cause, &f) || !f.decide {
+	if !decide {
 		r.later()
 	}
 }

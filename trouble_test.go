@@ -163,6 +163,24 @@ func TestSilentSourceIsUnreachableAndRecovers(t *testing.T) {
 	})
 }
 
+// A failure that someone must decide on and that can't be written down needs the decision all the same.
+func TestAFailureThatIsNotPersistedNeedsItsDecision(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, host := newSource(t), memlog.New()
+		s.create("orders", 1)
+		m := newMirror(t, s, host)
+		require.NoError(t, m.AddTopics(t.Context(), "orders"))
+		caughtUp(t, m)
+		mend := failing(host, func(op memlog.Op, topic string, _ int32) bool { return op == memlog.OpAppend && topic == mirror.StateTopic })
+		require.NoError(t, s.host.DeleteTopic(t.Context(), "orders"))
+		s.create("orders", 1)
+		require.Contains(t, inState(t, m, 0, mirror.Failed).Reason, "recreated")
+		mend()
+		pass(time.Hour)
+		require.True(t, state(t, m, "orders", 0).NeedsWord)
+	})
+}
+
 // Who leads is not known yet when a mirror starts: that is no trouble, and nobody is told of any.
 func TestARestartRaisesNoAlarm(t *testing.T) {
 	for _, started := range []bool{true, false} { // MIRRORING, PREPARING
