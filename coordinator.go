@@ -54,9 +54,9 @@ type Coordinator struct {
 	listed  topicList
 	asked   int64 // so many times the host was asked for its topics
 	parts   map[partitionKey]*opening
-	opens   int64                   // so many partitions were opened
+	opens   int64                              // so many partitions were opened
 	pieces  map[partitionID]map[int64]struct{} // of the checkpoints that are durable
-	claims  map[string]lock         // by topic: one AddTopics at a time
+	claims  map[string]lock                    // by topic: one AddTopics at a time
 }
 
 type partitionKey struct {

@@ -201,9 +201,13 @@ func (m *Mirror) failed(topic string, err error) error {
 // read-only here at once. It returns when what is wished is durable, not when the topics are mirrored: see WaitCaughtUp.
 //
 // A topic that is in this mirror already is left as it is, so programs may add their topics at every boot; with the source down that
-// still succeeds, while a new one answers ErrSourceUnreachable and nothing of it is stored. A topic that this mirror has stopped
-// answers ErrStopped: see Resume. A topic that has records here is refused with ErrNoProof and the ranges, unless it is proven that
-// they are the source's: same topic id, epochs that agree, and the last batch byte for byte.
+// still succeeds, while a new one answers ErrSourceUnreachable and nothing of it is stored. A topic that has records here is refused
+// with ErrNoProof and the ranges, unless it is proven that they are the source's: same topic id, epochs that agree, and the last batch
+// byte for byte.
+//
+// WARNING: it may be a failback. Where the source has mirrored the topic from here and has taken it over, what was written here after
+// its last mirrored position is cut and reported. Those records are gone; PlanAdd names them first. The other way round, where this
+// mirror was the last to take the topic over, the answer is ErrStopped: see Resume.
 //
 // Each topic has its own result: the error joins a *TopicError for each that failed, and the others are added.
 func (m *Mirror) AddTopics(ctx context.Context, topics ...string) error {
@@ -286,8 +290,9 @@ func (m *Mirror) Pause(ctx context.Context, topics ...string) error {
 }
 
 // Resume mirrors paused and stopped topics again. A stopped one goes on at its last mirrored position and is read-only again; if
-// records were written here since, it is refused with ErrWritten and the ranges. It returns when that is durable. Resuming a topic
-// that is mirrored changes nothing.
+// records were written here since, it is refused with ErrWritten and the ranges. If the source has mirrored the topic from here since
+// and has taken it over, what it mirrored stays, and the rest is the range that is refused. It returns when that is durable. Resuming a
+// topic that is mirrored changes nothing.
 func (m *Mirror) Resume(ctx context.Context, topics ...string) error {
 	return m.each(ctx, topics, func(ctx context.Context, name string) error {
 		t := m.topic(name)

@@ -171,7 +171,9 @@ func TestAFailureThatIsNotPersistedNeedsItsDecision(t *testing.T) {
 		m := newMirror(t, s, host)
 		require.NoError(t, m.AddTopics(t.Context(), "orders"))
 		caughtUp(t, m)
-		mend := failing(host, func(op memlog.Op, topic string, _ int32) bool { return op == memlog.OpAppend && topic == mirror.StateTopic })
+		mend := failing(host, func(op memlog.Op, topic string, _ int32) bool {
+			return op == memlog.OpAppend && topic == mirror.StateTopic
+		})
 		require.NoError(t, s.host.DeleteTopic(t.Context(), "orders"))
 		s.create("orders", 1)
 		require.Contains(t, inState(t, m, 0, mirror.Failed).Reason, "recreated")
