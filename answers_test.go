@@ -23,6 +23,34 @@ import (
 // Sources that are old, deny, lie or are broken in one point, at the level of a whole mirror.
 
 // torn is a failback that is due: b took over from a at offset 10, both have gone on, a by [10, 13), and back asks b through p.
+// A side that has lost its topic, begins it anew from the one that took over, and is taken over before anything came: that is the later
+// takeover, and what is written then is not the other's to cut.
+func TestATakeoverOfATopicOfWhichNothingHasComeIsTheLaterOne(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		a, b, m := mirrored(t, 1)
+		require.NoError(t, m.Remove(t.Context(), "orders"))
+		require.NoError(t, a.host.DeleteTopic(t.Context(), "orders"))
+		p := b.peer()
+		alter(p, func(_ *kmsg.ListOffsetsRequest, resp *kmsg.ListOffsetsResponse) {
+			resp.Topics[0].Partitions[0].ErrorCode = int16(kafka.LeaderNotAvailable)
+		})
+		alter(p, func(_ *kmsg.OffsetForLeaderEpochRequest, resp *kmsg.OffsetForLeaderEpochResponse) {
+			resp.Topics[0].Partitions[0].ErrorCode = int16(kafka.LeaderNotAvailable)
+		})
+		back, err := a.c.Mirror("back", p.Source())
+		require.NoError(t, err)
+		require.NoError(t, back.Start(t.Context()))
+		require.NoError(t, back.AddTopics(t.Context(), "orders"))
+		require.NoError(t, back.Remove(within(t, time.Minute), "orders"))
+		require.Equal(t, &mirror.Position{Epoch: 1, Offset: 0}, state(t, back, "orders", 0).Position)
+		a.write("orders", 0, 5)
+		p.honest()
+		require.ErrorIs(t, back.AddTopics(t.Context(), "orders"), mirror.ErrStopped)
+		_, end := a.partition("orders", 0).Bounds()
+		require.Equal(t, int64(6), end, "the reset, and what was written")
+	})
+}
+
 func torn(t *testing.T) (a, b *source, p *peer, back *mirror.Mirror) {
 	t.Helper()
 	a, b, m := mirrored(t, 1)

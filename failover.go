@@ -121,9 +121,10 @@ func (r *replica) position(ctx context.Context, p *Partition, rd round, end int6
 		}
 	}
 	if before := (Position{rd.Epoch, rd.Offset}); rd.Known && !(Position{epoch, end}).beats(before) {
-		// The source has lost something since, so the numbers are not greater, and yet this is the later takeover. An epoch above
-		// the last one's says so; more is not kept for it, since the cut goes to the smaller of the offset and the epoch's end.
-		epoch = max(epoch, p.LeaderEpoch())
+		// The source has lost something since, or nothing of it came, so the numbers are not greater, and yet this is the later
+		// takeover. An epoch above the last one's says so; more is not kept for it, since the cut goes to the smaller of the offset
+		// and the epoch's end.
+		epoch = max(epoch, p.LeaderEpoch(), min(before.Epoch, math.MaxInt32-1)+1)
 	}
 	rd.Stored, rd.Epoch, rd.Offset = true, epoch, end
 	return rd, []statelog.Record{{Key: r.key(statelog.TypePosition), Value: statelog.Position{Epoch: epoch, Offset: end}.Append(nil)}}, nil
