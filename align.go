@@ -263,6 +263,7 @@ type cutEntry struct {
 	From, To int64 // what is dropped, or was never got
 	Target   int64 // the log's end afterwards
 	Reset    bool  // emptied, and going on at Target
+	Epoch    int32 // of the first batch that is dropped: another one there has come since
 	Reason   string
 	Commits  map[int64]int64 `json:",omitempty"` // by producer: COMMIT markers among what is dropped
 	Time     time.Time
@@ -330,7 +331,12 @@ func (r *replica) carryOut(ctx context.Context, p *Partition, e cutEntry) error 
 			return err
 		}
 	}
-	e.Time = time.Now()
+	start, _ := p.Bounds()
+	epoch, err := p.EpochAt(ctx, e.first(start))
+	if err != nil {
+		return err
+	}
+	e.Epoch, e.Time = epoch, time.Now()
 	rd.Cut = true
 	if err := r.m.c.put(ctx, record(r.key(typeCut), e), r.roundRecord(rd)); err != nil {
 		return fmt.Errorf("announce cut of %s: %w", r, err)
@@ -339,6 +345,28 @@ func (r *replica) carryOut(ctx context.Context, p *Partition, e cutEntry) error 
 	r.round.Cut = true
 	r.mu.Unlock()
 	return r.finish(ctx, p, e)
+}
+
+// first is the first offset that is dropped of a log that begins at start.
+func (e cutEntry) first(start int64) int64 {
+	if e.Reset {
+		return start
+	}
+	return e.From
+}
+
+// carriedOut says that an announced cut has been carried out, however the log has grown since: after a crash, or when the state is older
+// than the log.
+func (e cutEntry) carriedOut(ctx context.Context, p *Partition) (bool, error) {
+	start, end := p.Bounds()
+	switch {
+	case e.Reset && start != e.Target:
+		return false, nil
+	case end <= e.Target:
+		return true, nil
+	}
+	epoch, err := p.EpochAt(ctx, e.first(start))
+	return epoch != e.Epoch, err
 }
 
 // mustAllow is nil if Recover has allowed just this, and otherwise asks for it.
@@ -375,16 +403,20 @@ func (r *replica) finishCut(ctx context.Context, p *Partition) error {
 }
 
 func (r *replica) finish(ctx context.Context, p *Partition, e cutEntry) error {
-	err := p.leaveEpoch(ctx)
+	done, err := e.carriedOut(ctx, p)
+	if err == nil && !done {
+		err = p.leaveEpoch(ctx)
+	}
 	if err != nil {
 		return err
 	}
-	if e.Reset {
-		if start, end := p.Bounds(); start != e.Target || end != e.Target {
-			e.From = min(e.From, end) // a crash since the announcement may have taken more
-			err = p.reset(ctx, e.Target)
-		}
-	} else {
+	_, end := p.Bounds()
+	switch {
+	case done:
+	case e.Reset:
+		e.From = min(e.From, end) // a crash since the announcement may have taken more
+		err = p.reset(ctx, e.Target)
+	default:
 		err = p.cut(ctx, e.Target)
 	}
 	if errors.Is(err, errors.ErrUnsupported) {
@@ -397,7 +429,7 @@ func (r *replica) finish(ctx context.Context, p *Partition, e cutEntry) error {
 	if err != nil {
 		return err
 	}
-	_, end := p.Bounds() // a cut inside a batch came out lower
+	_, end = p.Bounds() // a cut inside a batch came out lower
 	if err := r.m.c.clampOffsets(ctx, r.t, r.num, min(e.From, e.Target, end)); err != nil {
 		return err
 	}
@@ -439,17 +471,23 @@ func (r *replica) finish(ctx context.Context, p *Partition, e cutEntry) error {
 	return nil
 }
 
-// check is done for every partition when the state is loaded: the log is opened, so that its bounds are known, and a state older than the
-// data is found out, and nothing is cut.
+// check is done for every partition when the state is loaded, or as soon as the host lets it be done: the log is opened, so that its
+// bounds are known, and a state older than the data is found out, and nothing is cut.
 func (r *replica) check(ctx context.Context) error {
+	r.mu.Lock()
+	free := r.stored.state == Stopped && r.round.TakenOver // it may be another topic's by now
+	r.mu.Unlock()
 	p, err := r.partition(ctx)
-	if errors.Is(err, ErrUnknownPartition) || r.stored.state == Stopped && r.round.TakenOver { // may be another topic's by now
-		return nil
+	if err == nil && !free {
+		err = p.olderState(ctx, r)
 	}
-	if err != nil {
+	if err != nil && !free && !errors.Is(err, ErrUnknownPartition) && !errors.Is(err, ErrTopicConflict) { // it is not here
 		return err
 	}
-	return p.olderState(ctx, r)
+	r.mu.Lock()
+	r.unchecked = false
+	r.mu.Unlock()
+	return nil
 }
 
 func (p *Partition) olderState(ctx context.Context, r *replica) error {
@@ -462,13 +500,16 @@ func (p *Partition) olderState(ctx context.Context, r *replica) error {
 	if err != nil {
 		return err
 	}
-	p.mu.Lock()
-	recorded := p.epoch // as persisted: -1 if nothing was
-	p.mu.Unlock()
-	if latest <= recorded || r.stored.state == Failed {
+	recorded := p.c.leaderEpoch(p.id, p.num)
+	if latest <= recorded {
 		return nil
 	}
-	return r.to(ctx, evFail, undecided(fmt.Errorf("%s holds leader epoch %d, the state knows none above %d: the state is older than the data (restored from a backup?); nothing was cut. Recover goes on after comparing with the source", r, latest, recorded)), nil)
+	if _, ok := r.m.c.store.Get(r.key(typeCut)); ok { // carried out and reported before anything of that epoch came
+		if err := r.m.c.put(ctx, statelog.Record{Key: r.key(typeCut)}); err != nil {
+			return err
+		}
+	}
+	return r.to(ctx, evFail, undecided(fmt.Errorf("%s holds leader epoch %d, the state knows none above %d: the state is older than the data (restored from a backup?); nothing was cut. Recover goes on after comparing with the source", r, latest, recorded)), func(rd *round) { rd.Older = true })
 }
 
 // prove says whether what is here is the source's (the topic ids are the same): our epochs end where the source's do, and it holds our last

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"math"
 	"regexp"
 	"slices"
 	"strings"
@@ -166,11 +165,11 @@ func (c *Coordinator) RaiseLeaderEpoch(ctx context.Context, topic string, partit
 		return 0, err
 	}
 	err = p.change(ctx, func(ctx context.Context) error {
-		now := p.LeaderEpoch()
-		if now == math.MaxInt32 {
-			return fmt.Errorf("raise leader epoch of %s: %w", p, errNoEpochLeft)
+		next, err := p.nextEpoch()
+		if err != nil {
+			return err
 		}
-		epoch = max(atLeast, now+1)
+		epoch = max(atLeast, next, 1) // clients are told of 0 before anything is written
 		return p.setEpoch(ctx, epoch)
 	})
 	return epoch, err

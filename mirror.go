@@ -343,7 +343,7 @@ func (m *Mirror) Recover(ctx context.Context, topics ...string) error {
 		for _, r := range t.partitions() {
 			r.mu.Lock()
 			if r.stored.state == Failed {
-				r.stored.decide, r.stored.tries, r.realigned, r.allowed = false, 0, 0, r.stored.text
+				r.stored.decide, r.stored.tries, r.realigned, r.allowed, r.told = false, 0, 0, r.stored.text, true
 				r.retry = nil
 				if r.timer != nil {
 					r.timer.Stop()
@@ -391,6 +391,9 @@ func (m *Mirror) want(ctx context.Context, name string, w wish) (*mirrorTopic, e
 		}
 	}
 	for _, r := range t.partitions() {
+		r.mu.Lock()
+		r.told = true
+		r.mu.Unlock()
 		r.kick()
 	}
 	return t, nil

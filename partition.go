@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"math/rand/v2"
 	"slices"
 	"sync"
 
@@ -39,7 +40,7 @@ type Partition struct {
 	sum     *summary.Summary
 	stale   bool // whoever holds writing is changing sum: others wait for writing
 	waiters map[chan<- struct{}]struct{}
-	epoch   int32 // leader epoch, as persisted
+	epoch   int32 // leader epoch: as persisted, or as found in the log
 	raised  bool  // since this open, before a first local append (decision: what was visible may not have been durable)
 	writers int   // local writers between BeginWrite and done
 	idle    chan struct{}
@@ -286,16 +287,32 @@ func (p *Partition) enter(ctx context.Context) error {
 func (p *Partition) firstRaise(ctx context.Context) error {
 	return p.change(ctx, func(ctx context.Context) error {
 		p.mu.Lock()
-		raised, epoch := p.raised, max(p.epoch, p.sum.Epochs().Latest())
+		raised := p.raised
 		p.mu.Unlock()
 		if raised {
 			return nil
 		}
-		if epoch == math.MaxInt32 {
-			return fmt.Errorf("write to %s: %w", p, errNoEpochLeft)
+		epoch, err := p.nextEpoch()
+		if err != nil {
+			return err
 		}
-		return p.setEpoch(ctx, epoch+1)
+		return p.setEpoch(ctx, epoch)
 	})
+}
+
+// nextEpoch is a leader epoch that was never used. If the state is older than the log, nobody knows what was used since: then it is one
+// as for a takeover. The caller holds writing.
+func (p *Partition) nextEpoch() (int32, error) {
+	p.mu.Lock()
+	epoch := p.epoch // -1 if nothing was written
+	p.mu.Unlock()
+	switch {
+	case epoch == math.MaxInt32:
+		return 0, fmt.Errorf("raise leader epoch of %s: %w", p, errNoEpochLeft)
+	case epoch > p.c.leaderEpoch(p.id, p.num):
+		return takeoverEpoch(epoch, rand.Int32()), nil //nolint:gosec // apart, not secret
+	}
+	return epoch + 1, nil
 }
 
 func (p *Partition) leave() {
@@ -407,6 +424,7 @@ func (p *Partition) rework(f func() error) error {
 	}
 	p.mu.Lock()
 	p.stale = false
+	p.epoch = max(p.epoch, p.sum.Epochs().Latest()) // the state may be older than the log
 	p.mu.Unlock()
 	return nil
 }

@@ -100,7 +100,11 @@ func (r *replica) planRemove(ctx context.Context) (RemoveStep, error) {
 	if err != nil {
 		return s, err
 	}
-	if ok {
+	done, err := pending.carriedOut(ctx, p)
+	if err != nil {
+		return s, err
+	}
+	if ok && !done {
 		s.Cut = append(s.Cut, Range{r.num, pending.From, pending.To})
 		l = l.after(pending)
 	}

@@ -23,11 +23,13 @@ type replica struct {
 	// appending is held for each append, so that whoever raises gen and takes it knows that no older append follows.
 	appending lock
 
-	mu     sync.Mutex // guards what follows; never held across I/O
-	part   *Partition // nil until it was first needed
-	stored stored
-	round  round
-	totals Totals
+	mu        sync.Mutex // guards what follows; never held across I/O
+	part      *Partition // nil until it was first needed
+	stored    stored
+	round     round
+	unchecked bool // what the state says was not held against the log yet
+	told      bool // a command has come since the state was loaded
+	totals    Totals
 
 	busy, again bool   // drive is running; and must look again before it ends
 	failing     error  // a failure that drive has not seen yet
@@ -82,6 +84,7 @@ type round struct {
 	Known     bool   `json:"known,omitempty"`      // it begins with the position of an earlier round
 	Empty     bool   `json:"empty,omitempty"`      // Overwrite allowed to drop all that was here
 	Stored    bool   `json:"stored,omitempty"`     // this round's position is stored
+	Older     bool   `json:"older,omitempty"`      // the state was found to be older than the log, and nobody has decided yet
 	Late      bool   `json:"late,omitempty"`       // the source added the partition later: it begins at its start
 	Epoch     int32  `json:"epoch"`                // last mirrored position: greatest source epoch, -1 of an empty log
 	Offset    int64  `json:"offset"`               // and end offset; -1 unknown
@@ -118,6 +121,7 @@ func (r *replica) roundRecord(v round) statelog.Record { return record(r.key(typ
 
 // load takes what was persisted.
 func (r *replica) load(s *statelog.Store) error {
+	r.unchecked = true
 	if b, ok := s.Get(r.key(statelog.TypePartitionState)); ok {
 		v, err := statelog.ParsePartitionState(b)
 		if err != nil {
@@ -197,7 +201,7 @@ func (r *replica) kick() {
 func (r *replica) drive(ctx context.Context) error {
 	for lost := false; ctx.Err() == nil; {
 		r.mu.Lock()
-		s, diverged, failing := r.stored, r.diverged, r.failing
+		s, diverged, failing, unchecked, held := r.stored, r.diverged, r.failing, r.unchecked, r.round.Older && !r.told
 		r.failing = nil
 		r.mu.Unlock()
 		r.heed()
@@ -207,6 +211,15 @@ func (r *replica) drive(ctx context.Context) error {
 		}
 		if !running {
 			return nil // not started, or detached, and nothing that could be done without the source
+		}
+		if unchecked {
+			if err := r.check(ctx); err != nil {
+				return err
+			}
+			continue
+		}
+		if held && s.state == Failed {
+			return nil // the wish may be as old as the state
 		}
 		if e := pursue(s.state, wished); e != "" {
 			if err := r.begin(ctx, e); err != nil {
@@ -313,6 +326,9 @@ func (r *replica) to(ctx context.Context, e event, cause error, change func(*rou
 	}
 	if state == Mirroring {
 		rd.Aligned = true
+	}
+	if state != Failed {
+		rd.Older = false
 	}
 	recs := []statelog.Record{r.stateRecord(s)}
 	if rd != before {
