@@ -159,6 +159,16 @@ var faults = []fault{
 		`if r.allowed != "" {`,
 	},
 	{
+		"a state older than the data is not noticed", "align.go",
+		`if latest <= recorded {`,
+		`if latest <= recorded || end > 0 {`,
+	},
+	{
+		"a stop that an older state asks for goes on", "replica.go",
+		`if held && s.state == Failed {`,
+		`if held && s.state == Unknown {`,
+	},
+	{
 		"a plan conceals a cut", "plan.go",
 		`if e.From < e.To {`,
 		`if e.From < e.To && e.To < l.end {`,

@@ -3,8 +3,6 @@ package mirror_test
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -14,7 +12,6 @@ import (
 
 	"github.com/clustermirror/mirror"
 	"github.com/clustermirror/mirror/internal/batch"
-	"github.com/clustermirror/mirror/internal/statelog"
 )
 
 // judge knows every batch that was ever in a log of any site, and says what must never be:
@@ -27,6 +24,7 @@ import (
 //   - a leader epoch falls, of a partition or within its log
 //   - something is cut from a mirror and never reported
 //   - a round's position is stored twice
+//   - a mirror whose state is older than its data cuts anything before someone has said so, or is not named
 //   - a mirror with FailOnDivergence cuts what Recover did not allow by name
 //   - anything but Overwrite drops what was written at the site that took over last
 //   - a partition is taken over with a transaction open
@@ -79,13 +77,14 @@ type logModel struct {
 	nodes      []*node            // held, in order
 	last       *node              // the batch before end, also if it is held no more; nil after a reset
 	deleted    []*node            // held when the topic was deleted
-	epoch      int32              // the greatest leader epoch seen of the partition
+	epoch      int32              // the greatest leader epoch that was recorded of the partition
 	owned      bool               // the site is where its records come from, or has taken it over once
 	takeovers  map[*site]tookOver // by the site that it was taken over from: the last one
 	overwrite  bool               // Overwrite was called since, or has ended since
 	cuts       []span             // not reported yet
 	reports    []span             // all of them
 	allowed    []span             // to be cut, by Recover
+	older      bool               // the state, than what the log holds: nothing is cut until someone says so
 	changes    int                // appends, cuts and moves of the start
 	fetched    int                // batches that came from elsewhere
 	aborted    []int64            // producers whose transactions were aborted here by a takeover
@@ -98,22 +97,10 @@ type logModel struct {
 type tookOver struct {
 	number int
 	epoch  int32
+	round  int64
 }
 
 type span struct{ from, to int64 }
-
-// stateModel is what the state log says of rounds.
-type stateModel struct {
-	rounds    map[string]roundSeen
-	positions map[string]string
-}
-
-type roundSeen struct {
-	Number  int64 `json:"number"`
-	Stored  bool  `json:"stored"`
-	Existed bool  `json:"existed"`
-	Aligned bool  `json:"aligned"`
-}
 
 func newJudge(w *world) *judge {
 	return &judge{
@@ -374,12 +361,28 @@ func (s *site) mirrored(partition int32) *link {
 	return nil
 }
 
+// stops says that a mirror's stop is under way: what it cuts, it was asked for.
+func (s *site) stops(partition int32) bool {
+	by := s.mirrored(partition)
+	if by == nil {
+		return false
+	}
+	s.mu.Lock()
+	m := s.attached[by]
+	s.mu.Unlock()
+	st, _, _ := partitionStatus(m, partition)
+	return st.State == mirror.Stopping
+}
+
 // takenOver notes a takeover, with its last batch just appended.
 func (j *judge) takenOver(l *watchedLog, m *logModel) {
-	j.takeovers++
-	m.owned, m.overwrite = true, j.overwriting[l.s] > 0
+	m.owned, m.overwrite, m.older = true, j.overwriting[l.s] > 0, false
 	if by := l.s.mirrored(l.partition); by != nil {
-		m.takeovers[by.src] = tookOver{j.takeovers, m.last.h.LeaderEpoch}
+		round := j.state(l.s).rounds[stateKey(by.name, l.id, l.partition)].Number
+		if m.takeovers[by.src].round != round { // otherwise it is resumed
+			j.takeovers++
+			m.takeovers[by.src] = tookOver{j.takeovers, m.last.h.LeaderEpoch, round}
+		}
 	}
 	if open := m.open(); len(open) > 0 {
 		j.blame("%s is taken over with transactions of producers %v open", j.name(l), open)
@@ -408,7 +411,8 @@ func (j *judge) overwrite(ctx context.Context, s *site, m *mirror.Mirror) error 
 		defer j.mu.Unlock()
 		j.overwriting[s] += calls
 		for num := range j.w.partitions {
-			j.log(s, num).overwrite = true
+			m := j.log(s, num)
+			m.overwrite, m.older = true, false
 		}
 	}
 	allow(1)
@@ -434,6 +438,11 @@ func (j *judge) recover(ctx context.Context, l *link) error {
 	m := l.dst.mirrors[l]
 	for num := range j.w.partitions {
 		st, id, ok := partitionStatus(m, num)
+		j.mu.Lock()
+		if model := j.logOf(l.dst, id, num); ok && (model.older || strings.Contains(st.Reason, "older than the data")) {
+			model.older, model.overwrite = false, true // whatever the state no longer knows of
+		}
+		j.mu.Unlock()
 		var named span
 		if _, text, found := strings.Cut(st.Reason, "offsets "); ok && st.State == mirror.Failed && found {
 			if n, _ := fmt.Sscanf(text, "[%d, %d) would be dropped", &named.from, &named.to); n == 2 {
@@ -453,10 +462,7 @@ func (j *judge) unasked(l *watchedLog, m *logModel, dropped span) bool {
 	if by == nil || !j.w.careful {
 		return false
 	}
-	key := binary.BigEndian.AppendUint16(nil, uint16(len(by.name)))
-	key = append(append(key, by.name...), l.id[:]...)
-	key = binary.BigEndian.AppendUint32(key, uint32(l.partition))
-	rd := j.states[l.s].rounds[string(key)]
+	rd := j.state(l.s).rounds[stateKey(by.name, l.id, l.partition)]
 	return rd.Aligned && !rd.Stored && !slices.ContainsFunc(m.allowed, func(a span) bool { return a.from <= dropped.from && dropped.to <= a.to })
 }
 
@@ -466,7 +472,7 @@ func (j *judge) strange(l *watchedLog, m *logModel, dropped []*node) bool {
 	if by == nil || m.overwrite || j.topics[by.src] == l.id {
 		return false
 	}
-	if st, _, _ := partitionStatus(l.s.mirrors[by], l.partition); st.State == mirror.Stopping {
+	if l.s.stops(l.partition) {
 		return false // to the last stable offset
 	}
 	had := j.logOf(by.src, l.id, l.partition).deleted
@@ -480,6 +486,9 @@ func (j *judge) cut(l *watchedLog, m *logModel, to, end int64) {
 		m.dropped(span{to, m.end}, to)
 		if j.undoes(l, m, m.nodes[kept:]) {
 			j.blame("%s: a cut to %d drops what was written there since the takeover", j.name(l), to)
+		}
+		if m.older && !l.s.stops(l.partition) {
+			j.blame("%s: a cut to %d, though its state is older", j.name(l), to)
 		}
 		if j.unasked(l, m, span{max(to, m.retained), m.end}) {
 			j.blame("%s: a cut to %d was never allowed", j.name(l), to)
@@ -518,6 +527,9 @@ func (j *judge) watchReset(l *watchedLog, start int64, change func() error) erro
 			gone = span{m.end, start} // what was never got; what is dropped the source has dropped too
 		}
 		m.dropped(gone, start)
+		if m.older {
+			j.blame("%s: a reset to %d, though its state is older", j.name(l), start)
+		}
 		if j.unasked(l, m, gone) {
 			j.blame("%s: a reset to %d was never allowed", j.name(l), start)
 		}
@@ -558,59 +570,8 @@ func without(list []span, gone span) (rest []span) {
 	return rest
 }
 
-// watchState looks at what is persisted.
-func (j *judge) watchState(s *site, batches []byte, change func() error) error {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	err := change()
-	if err == nil {
-		j.persisted(s, batches)
-	}
-	return err
-}
-
-func (j *judge) persisted(s *site, batches []byte) {
-	st := j.states[s]
-	if st == nil {
-		st = &stateModel{rounds: make(map[string]roundSeen), positions: make(map[string]string)}
-		j.states[s] = st
-	}
-	const typeRound = 1003
-	for b := batches; len(b) > 0; {
-		_, raw, err := batch.Next(b)
-		if err != nil {
-			return
-		}
-		b = b[len(raw):]
-		rounds, positions := maps.Clone(st.rounds), maps.Clone(st.positions)
-		for rec, err := range batch.Records(raw) {
-			if err != nil || len(rec.Key) < 2 {
-				continue
-			}
-			switch typ, key := int16(binary.BigEndian.Uint16(rec.Key)), rec.Key[2:]; typ {
-			case statelog.TypePosition:
-				positions[string(key)] = string(rec.Value)
-			case typeRound:
-				var r roundSeen
-				_ = json.Unmarshal(rec.Value, &r) // nothing of one that is taken back
-				rounds[string(key[:len(key)-10])] = r
-			}
-		}
-		for id, r := range rounds {
-			if was := st.rounds[id]; was.Stored && r.Stored && was.Number == r.Number && st.positions[id] != positions[id] {
-				before, _ := statelog.ParsePosition([]byte(st.positions[id]))
-				after, _ := statelog.ParsePosition([]byte(positions[id]))
-				j.blame("%s stores a second position %v in round %d, after %v", s.name, after, r.Number, before)
-			} else if was.Number == r.Number && r.Stored && !was.Stored && was.Existed && !was.Aligned {
-				j.blame("%s stores a position in round %d, though nothing was mirrored in it", s.name, r.Number)
-			}
-		}
-		st.rounds, st.positions = rounds, positions
-	}
-}
-
 // crashed reads what a crash has left.
-func (j *judge) crashed(s *site) {
+func (j *judge) crashed(s *site, restored bool) {
 	ctx := context.WithValue(context.Background(), unwatched{}, true)
 	j.named(s)
 	j.mu.Lock()
@@ -645,10 +606,12 @@ func (j *judge) crashed(s *site) {
 			m.last = nil
 		}
 	}
-	delete(j.states, s)
+	st := newStateModel()
 	if l, err := s.host.OpenLog(ctx, mirror.StateTopic, 0); err == nil {
-		j.persisted(s, readAll(ctx, l))
+		st.read(readAll(ctx, l))
 	}
+	j.states[s] = st
+	j.age(s, restored)
 }
 
 func readAll(ctx context.Context, l mirror.Log) []byte {
@@ -717,6 +680,9 @@ func (j *judge) lookAt(s *site, num int32) {
 		}
 		j.mu.Lock()
 		model := j.logOf(s, id, num)
+		if model.older && !(st.State == mirror.Failed && st.NeedsWord) && st.State != mirror.Stopping && st.State != mirror.Stopped {
+			j.blame("%s: partition %d is %s, though its state is older than the data", l.name, num, st.State)
+		}
 		if total := st.Totals.Lost + st.Totals.Cut; total < model.totals[l] {
 			j.blame("%s: totals of partition %d fell from %d to %d", l.name, num, model.totals[l], total)
 		} else {
@@ -725,6 +691,10 @@ func (j *judge) lookAt(s *site, num int32) {
 		j.mu.Unlock()
 	}
 	epoch := p.LeaderEpoch()
+	if _, _, last := j.bounds(s, num); epoch < last {
+		_, _, _ = p.EpochEnd(ctx, 0) // it has not looked at its log yet
+		epoch = p.LeaderEpoch()
+	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if p.TopicID() != j.topics[s] {
@@ -734,7 +704,7 @@ func (j *judge) lookAt(s *site, num int32) {
 	if epoch < m.epoch {
 		j.blame("%s: leader epoch of partition %d fell from %d to %d", s.name, num, m.epoch, epoch)
 	}
-	m.epoch = epoch
+	m.epoch = min(epoch, j.state(s).leaderEpoch(p.TopicID(), num)) // it may also be found in the log, or be recorded by a write that failed
 	if m.last != nil && len(m.nodes) > 0 && m.last.h.LeaderEpoch > epoch {
 		j.blame("%s: partition %d holds epoch %d, above its leader epoch %d", s.name, num, m.last.h.LeaderEpoch, epoch)
 	}

@@ -36,6 +36,8 @@ const (
 	opBoth      op = "both"   // ends of a link add at once
 	opCrash     op = "crash"
 	opCrashSoon op = "crashsoon"
+	opRestore   op = "restore" // a crash, after which the state is an older copy of itself
+	opLose      op = "lose"    // a crash that takes what was synced, too
 	opRestart   op = "restart"
 	opFaults    op = "faults"
 	opSlow      op = "slow"
@@ -52,7 +54,7 @@ var weights = []struct {
 	{opWrite, 26}, {opTxn, 14}, {opMarker, 10}, {opDirect, 4},
 	{opElect, 4}, {opUnclean, 5}, {opLag, 3}, {opRetain, 4}, {opGrow, 2}, {opDelete, 1}, {opSwap, 1}, {opCreate, 1},
 	{opAdd, 12}, {opPause, 3}, {opResume, 5}, {opRemove, 4}, {opPromote, 2}, {opOverwrite, 4}, {opRecover, 3}, {opAnew, 2}, {opBroken, 3}, {opBoth, 1},
-	{opCrash, 2}, {opCrashSoon, 6}, {opRestart, 2}, {opFaults, 3}, {opSlow, 2},
+	{opCrash, 2}, {opCrashSoon, 6}, {opRestore, 1}, {opLose, 1}, {opRestart, 2}, {opFaults, 3}, {opSlow, 2},
 	{opCable, 4}, {opMend, 4}, {opWait, 16},
 }
 
@@ -115,6 +117,10 @@ func (w *world) step(st step) {
 		s.mu.Lock()
 		s.crash()
 		s.mu.Unlock()
+	case opRestore:
+		w.restore(s, st.y)
+	case opLose:
+		w.lose(s, num, st.y, st.z)
 	case opCrashSoon:
 		s.mu.Lock()
 		s.crashIn = 1 + st.y%25

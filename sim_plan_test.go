@@ -159,6 +159,9 @@ func happened(was, is logModel, partition int32, planned []mirror.Range) error {
 		announced = append(announced, span{r.From, r.To})
 	}
 	reported := is.reports[len(was.reports):]
+	for _, s := range was.cuts {
+		reported = without(reported, s) // made before the plan was
+	}
 	for _, pair := range [][2][]span{{announced, reported}, {reported, announced}} {
 		rest := pair[0]
 		for _, s := range pair[1] {

@@ -62,9 +62,10 @@ type site struct {
 
 	mu       sync.Mutex // guards what follows
 	after    *memlog.Host
-	crashIn  int // host calls until the power is cut; 0: it isn't
-	faults   int // host calls that may still fail
-	slow     int // appends that still take long
+	restored bool // after has an older state than it should
+	crashIn  int  // host calls until the power is cut; 0: it isn't
+	faults   int  // host calls that may still fail
+	slow     int  // appends that still take long
 	running  *broker.Broker
 	gate     *mirror.Coordinator      // as c
 	attached map[*link]*mirror.Mirror // as mirrors
@@ -119,6 +120,7 @@ func (w *world) play() {
 		for _, s := range w.sites {
 			s.revive()
 		}
+		synctest.Wait()
 		w.note()
 		if w.judge.look(); w.judge.verdict() != "" {
 			break
@@ -375,13 +377,13 @@ func (s *site) close() {
 func (s *site) revive() {
 	for range 10 {
 		s.mu.Lock()
-		after := s.after
-		s.after = nil
+		after, restored := s.after, s.restored
+		s.after, s.restored = nil, false
 		s.mu.Unlock()
 		if after != nil {
 			s.close()
 			s.host = after
-			s.w.judge.crashed(s)
+			s.w.judge.crashed(s, restored)
 			s.w.trace = append(s.w.trace, "        crash of "+s.name)
 		}
 		if s.c != nil {
