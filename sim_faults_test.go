@@ -36,8 +36,8 @@ var faults = []fault{
 	},
 	{
 		"an epoch is used again after a crash", "partition.go",
-		`return p.setEpoch(ctx, epoch+1)`,
-		`return p.setEpoch(ctx, max(epoch, 0))`,
+		`return epoch + 1, nil`,
+		`return max(epoch, 0), nil`,
 	},
 	{
 		"a stop before alignment stores a position", "failover.go",
@@ -189,8 +189,8 @@ var faults = []fault{
 var partners = map[string]fault{
 	"a stop before alignment opens after a cut without a new epoch": {
 		"a cut leaves the epoch as it is", "align.go",
-		`err := p.leaveEpoch(ctx)`,
-		`var err error`,
+		`err = p.leaveEpoch(ctx)`,
+		`_ = done`,
 	},
 }
 
