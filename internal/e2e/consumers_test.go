@@ -326,6 +326,15 @@ func (m *migration) failover(east mirror.Source, elect, die func(), west *cluste
 	}
 	m.write(60)
 	m.read(all)
+	fetches := func(change func(*kgo.Client, map[string][]int32)) {
+		for _, c := range m.consumers {
+			if f, ok := c.consumer.(*franz); ok && !c.ahead {
+				change(f.cl, map[string][]int32{orders: {0}})
+			}
+		}
+	}
+	// Those that stay behind fetch nothing meanwhile: what they had in a buffer they would read at west too.
+	fetches(func(cl *kgo.Client, p map[string][]int32) { cl.PauseFetchPartitions(p) })
 	elect()
 	m.write(40)
 	dr := west.mirrorOf(m.T, "dr", east)
@@ -358,6 +367,7 @@ func (m *migration) failover(east mirror.Source, elect, die func(), west *cluste
 			c.next = 100 // whose records it has never seen, whatever it has read at those offsets
 		}
 	}
+	fetches((*kgo.Client).ResumeFetchPartitions)
 	m.moved()
 	for _, c := range m.consumers {
 		if f, ok := c.consumer.(*franz); ok && c.ahead && c.stays {
