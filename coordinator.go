@@ -78,6 +78,16 @@ type opening struct {
 	err   error
 }
 
+// opened says that the rest may be read.
+func (o *opening) opened() bool {
+	select {
+	case <-o.ready:
+		return true
+	default:
+		return false
+	}
+}
+
 // Open loads the state of a host: on return the gate is right. It fences every Coordinator that was opened on the host before: their
 // next state write fails with ErrFenced, and their mirrors end: whatever is asked of those answers ErrFenced. Mirrors found in the state
 // are read-only and wait for Coordinator.Mirror to attach their source; they can be removed without one.
@@ -298,13 +308,9 @@ func (c *Coordinator) ask(ctx context.Context) (topicList, error) {
 	c.topics, c.listed = topics, list
 	var gone []*Partition
 	for key, o := range c.parts {
-		select {
-		case <-o.ready:
-			// Deleted, and perhaps made anew; what was opened since the host was asked may be newer than its answer.
-			if t := topics[key.topic]; o.err == nil && o.nth <= before && t.ID != o.part.id {
-				gone = append(gone, o.part)
-			}
-		default: // being opened
+		// Deleted, and perhaps made anew; what was opened since the host was asked may be newer than its answer.
+		if t := topics[key.topic]; o.opened() && o.err == nil && o.nth <= before && t.ID != o.part.id {
+			gone = append(gone, o.part)
 		}
 	}
 	c.mu.Unlock()
@@ -319,15 +325,10 @@ func (c *Coordinator) opened(topic string, num int32) *Partition {
 	c.mu.Lock()
 	o := c.parts[partitionKey{topic, num}]
 	c.mu.Unlock()
-	if o == nil {
+	if o == nil || !o.opened() {
 		return nil
 	}
-	select {
-	case <-o.ready:
-		return o.part // nil if it could not be opened
-	default:
-		return nil
-	}
+	return o.part // nil if it could not be opened
 }
 
 // evict forgets an open partition whose log is no more. Who waits for it is told.
@@ -335,7 +336,7 @@ func (c *Coordinator) evict(p *Partition) {
 	key := partitionKey{p.topic, p.num}
 	c.mu.Lock()
 	o := c.parts[key]
-	current := o != nil && o.part == p
+	current := o != nil && o.opened() && o.part == p
 	if current {
 		delete(c.parts, key)
 		c.topics = nil // another topic may have the name by now
