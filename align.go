@@ -48,11 +48,16 @@ func (r *replica) prepare(ctx context.Context) error {
 			r.m.refreshSoon()
 			return errNoLeader
 		}
-		sourceStart, sourceEnd, err := r.sourceBounds(ctx, leader, epoch)
+		l, err := p.lineage(ctx)
 		if err != nil {
 			return err
 		}
-		l, err := p.lineage(ctx)
+		if rd.Aligned || l.start < l.end {
+			if err := r.current(l, leader, epoch); err != nil {
+				return err
+			}
+		}
+		sourceStart, sourceEnd, err := r.sourceBounds(ctx, leader, epoch)
 		if err != nil {
 			return err
 		}
@@ -77,6 +82,21 @@ func (r *replica) prepare(ctx context.Context) error {
 			return nil
 		}
 	}
+}
+
+// current refuses a leader of a lower epoch than what was mirrored has: whatever it would answer, it doesn't answer for the source.
+func (r *replica) current(l lineage, leader, epoch int32) error {
+	held := l.latest()
+	if epoch < 0 || held <= epoch {
+		return nil
+	}
+	err := fmt.Errorf("%s: the source's leader epoch is %d, and what is here has %d: broker %d has not heard of an election yet, "+
+		"or one of the two sides was restored from a backup; Recover compares them all the same", r, epoch, held, leader)
+	if r.allows(err) {
+		return nil
+	}
+	r.m.refreshSoon()
+	return retried(err)
 }
 
 // confirm asks the peer again if a crash came between the first look and the second: nothing may be cut before it.
@@ -360,9 +380,9 @@ func (e cutEntry) first(start int64) int64 {
 func (e cutEntry) carriedOut(ctx context.Context, p *Partition) (bool, error) {
 	start, end := p.Bounds()
 	switch {
-	case e.Reset && start != e.Target:
-		return false, nil
-	case end <= e.Target:
+	case e.Reset && start == end:
+		return start == e.Target, nil
+	case !e.Reset && end <= e.Target:
 		return true, nil
 	}
 	epoch, err := p.EpochAt(ctx, e.first(start))
@@ -371,12 +391,17 @@ func (e cutEntry) carriedOut(ctx context.Context, p *Partition) (bool, error) {
 
 // mustAllow is nil if Recover has allowed just this, and otherwise asks for it.
 func (r *replica) mustAllow(loss error) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.allowed == loss.Error() {
+	if r.allows(loss) {
 		return nil
 	}
 	return undecided(loss)
+}
+
+// allows says that Recover was called for just this failure.
+func (r *replica) allows(failure error) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.allowed == failure.Error()
 }
 
 // leaveEpoch raises the leader epoch if the log has batches of it, which are about to go: whoever remembers one of them must be

@@ -168,8 +168,10 @@ func (r *replica) raiseForTakeover(ctx context.Context, p *Partition, rd round, 
 		if seen == math.MaxInt32 {
 			return undecided(fmt.Errorf("take over %s: %w", r, errNoEpochLeft))
 		}
-		to := seen + 1 // resumed: what was written under the last one may be lost, and may have been seen
-		if !rd.Raised {
+		// Resumed, it goes up by one: what was written under the last one may be lost, and may have been seen. If the log has more than
+		// the state knows, the next one may be another's.
+		to := seen + 1
+		if !rd.Raised || seen > p.c.leaderEpoch(p.id, p.num) {
 			to = takeoverEpoch(seen, rand.Int32()) //nolint:gosec // apart, not secret
 		}
 		rd.Raised = true

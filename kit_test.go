@@ -2,6 +2,7 @@ package mirror_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -166,3 +167,37 @@ func eventually(t *testing.T, what string, ok func() bool) {
 
 // pass lets virtual time pass.
 func pass(d time.Duration) { <-time.After(d) }
+
+// copyOf is another host of the same cluster with all that a host holds: a broker over it is one that has not heard of anything since.
+func copyOf(ctx context.Context, host *memlog.Host) (*memlog.Host, error) {
+	c := memlog.New(memlog.ClusterID(host.ClusterID()))
+	topics, err := host.Topics(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, t := range topics {
+		if err := c.EnsureTopic(ctx, t); err != nil {
+			return nil, err
+		}
+		for num := range t.Partitions {
+			from, err := host.OpenLog(ctx, t.Name, num)
+			if err != nil {
+				return nil, err
+			}
+			to, err := c.OpenLog(ctx, t.Name, num)
+			if err != nil {
+				return nil, err
+			}
+			start, end := from.Bounds()
+			first, all := end, readAll(ctx, from)
+			for b := range mirror.Batches(all) {
+				first = b.Base
+				break
+			}
+			if err := errors.Join(to.Reset(ctx, min(first, start)), to.Append(ctx, all), to.AdvanceStart(ctx, start)); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return c, nil
+}

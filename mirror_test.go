@@ -464,6 +464,55 @@ func TestRecoverAllowsTheCutThatIsNamed(t *testing.T) {
 	})
 }
 
+// A leader that was deposed and does not know it yet: a mirror that comes up, and finds it first, holds records of a later epoch than its.
+// Nothing that it answers cuts them.
+func TestADeposedLeadersAnswersCutNothing(t *testing.T) {
+	for name, restored := range map[string]bool{"deposed": false, "the source was restored from a backup": true} {
+		t.Run(name, func(t *testing.T) { inBubble(t, func(t *testing.T) { lowerEpoch(t, restored) }) })
+	}
+}
+
+func lowerEpoch(t *testing.T, restored bool) {
+	s := newSource(t, broker.Nodes(2))
+	s.create("orders", 1)
+	s.write("orders", 0, 10)
+	require.NoError(t, s.broker.Elect("orders", 0, 1, false))
+	then, err := copyOf(t.Context(), s.host)
+	require.NoError(t, err)
+	deposed := sourceOn(t, then, broker.Nodes(2))
+	require.NoError(t, s.broker.Elect("orders", 0, 2, false))
+	host := memlog.New()
+	src, move := movable(t, s)
+	m := mirrorOf(t, src, host)
+	require.NoError(t, m.AddTopics(t.Context(), "orders"))
+	s.write("orders", 0, 5)
+	caughtUp(t, m)
+	require.NoError(t, m.Close())
+
+	again, err := broker.New(s.c, broker.Nodes(2))
+	require.NoError(t, err)
+	move(deposed)
+	s.broker = again
+	m = mirrorOf(t, src, host)
+	pass(time.Hour)
+	st := state(t, m, "orders", 0)
+	require.Equal(t, int64(15), st.End)
+	require.Equal(t, mirror.Failed, st.State)
+	require.False(t, st.NeedsWord, "it is tried again by itself")
+	require.Contains(t, st.Reason, "the source's leader epoch is 1, and what is here has 2")
+	if restored {
+		require.NoError(t, m.Recover(t.Context(), "orders"))
+		inState(t, m, 0, mirror.Mirroring)
+		require.Equal(t, mirror.Totals{Cut: 5, Cuts: 1}, state(t, m, "orders", 0).Totals)
+		return
+	}
+	move(s)
+	inState(t, m, 0, mirror.Mirroring)
+	caughtUp(t, m)
+	requireSame(t, s, m, "orders", 1)
+	require.Zero(t, state(t, m, "orders", 0).Totals)
+}
+
 func TestLeaderMovesAreFollowed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSource(t, broker.Nodes(3))

@@ -269,6 +269,11 @@ func (r *replica) planAdd(ctx context.Context, rd round) (AddStep, error) {
 	if leader < 0 {
 		return s, errNoLeader
 	}
+	if l.start < l.end {
+		if err := r.current(l, leader, epoch); err != nil {
+			return s, err
+		}
+	}
 	low, high, err := r.sourceBounds(ctx, leader, epoch)
 	if err != nil {
 		return s, err

@@ -178,6 +178,35 @@ func TestAnAnnouncedCutOfAnOlderStateIsNotCarriedOutAgain(t *testing.T) {
 	for name, kept := range map[string]int64{"cut": 10, "reset": 0} {
 		t.Run(name, func(t *testing.T) { inBubble(t, func(t *testing.T) { cutOnce(t, kept) }) })
 	}
+	t.Run("overwrite", func(t *testing.T) { inBubble(t, overwrittenOnce) })
+}
+
+func overwrittenOnce(t *testing.T) {
+	a, host := newSource(t), memlog.New()
+	a.create("orders", 1)
+	a.write("orders", 0, 30)
+	require.NoError(t, host.EnsureTopic(t.Context(), mirror.Topic{Name: "orders", ID: topicID(t, a.host, "orders"), Partitions: 1}))
+	m := newMirror(t, a, host)
+	p := open(t, m.Coordinator(), "orders", 0)
+	_, err := m.Coordinator().RaiseLeaderEpoch(t.Context(), "orders", 0, 1000)
+	require.NoError(t, err)
+	appendTo(t, p, plain(10)) // never mirrored
+	var restore func()
+	host.Fail(func(_ context.Context, op memlog.Op, topic string, _ int32) error {
+		if op == memlog.OpReset && topic == "orders" && restore == nil {
+			restore = backup(t, host)
+		}
+		return nil
+	})
+	require.NoError(t, m.Overwrite(t.Context(), "orders"))
+	caughtUp(t, m)
+	require.NoError(t, m.Close())
+	restore()
+	require.NoError(t, a.broker.Close())
+	m = newMirror(t, a, host)
+	require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
+	_, end := open(t, m.Coordinator(), "orders", 0).Bounds()
+	require.GreaterOrEqual(t, end, int64(30), "what was mirrored is kept")
 }
 
 func cutOnce(t *testing.T, kept int64) {
@@ -292,5 +321,38 @@ func TestAFailureThatCannotBeWrittenWaitsForAWordToo(t *testing.T) {
 		defer mend()
 		recreate(t, a, 3)
 		require.True(t, inState(t, m, 0, mirror.Failed).NeedsWord)
+	})
+}
+
+// The old state says that a stop is under way. Since then the other side has taken over, and was mirrored: the epoch that the stop goes to
+// when it is asked for again is none that the other side may use next.
+func TestAStopOfAnOlderStateKeepsApart(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		a, host := newSource(t), memlog.New()
+		a.create("orders", 1)
+		a.write("orders", 0, 10)
+		m := newMirror(t, a, host)
+		require.NoError(t, m.AddTopics(t.Context(), "orders"))
+		caughtUp(t, m)
+		var restore func()
+		host.Fail(func(_ context.Context, op memlog.Op, topic string, _ int32) error {
+			if op == memlog.OpAppend && topic == "orders" && restore == nil {
+				restore = backup(t, host) // the position is stored and the epoch raised
+			}
+			return nil
+		})
+		require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
+		require.NoError(t, m.Resume(t.Context(), "orders"))
+		_, err := a.c.RaiseLeaderEpoch(t.Context(), "orders", 0, 1_000_000)
+		require.NoError(t, err)
+		a.write("orders", 0, 1)
+		caughtUp(t, m)
+		require.NoError(t, m.Close())
+		restore()
+
+		m = newMirror(t, a, host)
+		inState(t, m, 0, mirror.Failed)
+		require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
+		require.Greater(t, open(t, m.Coordinator(), "orders", 0).LeaderEpoch(), int32(1_000_010))
 	})
 }
