@@ -100,6 +100,16 @@ var faults = []fault{
 		`return verdict{kind: agree}, nil`,
 	},
 	{
+		"a cut on an unconfirmed answer", "align.go",
+		`leader, epoch, rd := r.leader, r.leaderEpoch, r.round`,
+		`leader, epoch, rd := r.leader, min(r.leaderEpoch, -1), r.round`,
+	},
+	{
+		"a deposed leader is believed", "align.go",
+		`if epoch < 0 || held <= epoch {`,
+		`if epoch < 0 || held <= epoch || leader > 0 {`,
+	},
+	{
 		"a round begins while local writers are at work", "failback.go",
 		`err := t.drain(ctx)`,
 		`var err error`,
@@ -155,8 +165,8 @@ var faults = []fault{
 	},
 	{
 		"Recover allows more than the failure names", "align.go",
-		`if r.allowed == loss.Error() {`,
-		`if r.allowed != "" {`,
+		`return r.allowed == failure.Error()`,
+		`return r.allowed != ""`,
 	},
 	{
 		"a state older than the data is not noticed", "align.go",

@@ -19,6 +19,7 @@ import (
 //   - an epoch and an offset name two batches, at whatever sites
 //   - a batch follows another one than it followed where it was written: a mirror is a prefix of one lineage of its source
 //   - a mirror's log gets what its source never had, or has a gap
+//   - a mirror that was aligned cuts what its source has written and holds
 //   - a mirror drops what its source held when its topic was deleted there, whatever has the name since
 //   - the gate is open while a partition is mirrored
 //   - a leader epoch falls, of a partition or within its log
@@ -439,7 +440,7 @@ func (j *judge) recover(ctx context.Context, l *link) error {
 	for num := range j.w.partitions {
 		st, id, ok := partitionStatus(m, num)
 		j.mu.Lock()
-		if model := j.logOf(l.dst, id, num); ok && (model.older || strings.Contains(st.Reason, "older than the data")) {
+		if model := j.logOf(l.dst, id, num); ok && (model.older || strings.Contains(st.Reason, "older than the data") || strings.Contains(st.Reason, "compares them all the same")) {
 			model.older, model.overwrite = false, true // whatever the state no longer knows of
 		}
 		j.mu.Unlock()
@@ -454,6 +455,17 @@ func (j *judge) recover(ctx context.Context, l *link) error {
 		}
 	}
 	return m.Recover(ctx, simTopic)
+}
+
+// holds says that a mirror that was aligned drops what its source has written itself, and holds.
+func (j *judge) holds(l *watchedLog, dropped []*node) bool {
+	by := l.s.mirrored(l.partition)
+	if by == nil || l.s.stops(l.partition) || by.src.closed(l.partition) {
+		return false
+	}
+	rd := j.state(l.s).rounds[stateKey(by.name, l.id, l.partition)]
+	theirs := j.logOf(by.src, l.id, l.partition).nodes
+	return rd.Aligned && slices.ContainsFunc(dropped, func(n *node) bool { return n.by == by.src.name && slices.Contains(theirs, n) })
 }
 
 // unasked says that a mirror drops offsets that someone should have been asked about.
@@ -486,6 +498,9 @@ func (j *judge) cut(l *watchedLog, m *logModel, to, end int64) {
 		m.dropped(span{to, m.end}, to)
 		if j.undoes(l, m, m.nodes[kept:]) {
 			j.blame("%s: a cut to %d drops what was written there since the takeover", j.name(l), to)
+		}
+		if !m.overwrite && j.holds(l, m.nodes[kept:]) {
+			j.blame("%s: a cut to %d drops what the source holds", j.name(l), to)
 		}
 		if m.older && !l.s.stops(l.partition) {
 			j.blame("%s: a cut to %d, though its state is older", j.name(l), to)
@@ -527,6 +542,9 @@ func (j *judge) watchReset(l *watchedLog, start int64, change func() error) erro
 			gone = span{m.end, start} // what was never got; what is dropped the source has dropped too
 		}
 		m.dropped(gone, start)
+		if start <= m.end && !m.overwrite && j.holds(l, m.nodes) {
+			j.blame("%s: a reset to %d drops what the source holds", j.name(l), start)
+		}
 		if m.older {
 			j.blame("%s: a reset to %d, though its state is older", j.name(l), start)
 		}
@@ -680,7 +698,7 @@ func (j *judge) lookAt(s *site, num int32) {
 		}
 		j.mu.Lock()
 		model := j.logOf(s, id, num)
-		if model.older && !(st.State == mirror.Failed && st.NeedsWord) && st.State != mirror.Stopping && st.State != mirror.Stopped {
+		if model.older && st.State != mirror.Failed && st.State != mirror.Stopping && st.State != mirror.Stopped {
 			j.blame("%s: partition %d is %s, though its state is older than the data", l.name, num, st.State)
 		}
 		if total := st.Totals.Lost + st.Totals.Cut; total < model.totals[l] {

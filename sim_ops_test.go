@@ -42,6 +42,7 @@ const (
 	opFaults    op = "faults"
 	opSlow      op = "slow"
 	opCable     op = "cable"
+	opGhost     op = "ghost" // a node of the source that is no leader any more, and does not know it
 	opMend      op = "mend"
 	opWait      op = "wait"
 )
@@ -55,7 +56,7 @@ var weights = []struct {
 	{opElect, 4}, {opUnclean, 5}, {opLag, 3}, {opRetain, 4}, {opGrow, 2}, {opDelete, 1}, {opSwap, 1}, {opCreate, 1},
 	{opAdd, 12}, {opPause, 3}, {opResume, 5}, {opRemove, 4}, {opPromote, 2}, {opOverwrite, 4}, {opRecover, 3}, {opAnew, 2}, {opBroken, 3}, {opBoth, 1},
 	{opCrash, 2}, {opCrashSoon, 6}, {opRestore, 1}, {opLose, 1}, {opRestart, 2}, {opFaults, 3}, {opSlow, 2},
-	{opCable, 4}, {opMend, 4}, {opWait, 16},
+	{opCable, 4}, {opGhost, 2}, {opMend, 4}, {opWait, 16},
 }
 
 // step does what a step says. What can't be done as things stand is not done.
@@ -221,6 +222,12 @@ func (w *world) command(s *site, st step) {
 			l.cable.set(false, 1+st.z%12, 0)
 		default:
 			l.cable.set(false, 0, time.Duration(1+st.z)*5*time.Millisecond)
+		}
+	case opGhost:
+		again := st.z%2 == 0
+		if w.haunt(l, int32(st.y)%w.partitions, again); again { // questions that are asked of it now are put to the ghost
+			run(m.Pause)
+			run(m.Resume)
 		}
 	case opMend:
 		l.cable.mend()

@@ -146,8 +146,14 @@ func (j *judge) age(s *site, restored bool) {
 	}
 }
 
-// restore crashes a site, and puts back an older copy of its state, of a time when it mirrored. Of the data nothing is lost. Nobody mirrors from there: leader epochs that only the state knew may fall, and such a source can't be followed.
+// restore crashes a site that mirrors, and puts back an older copy of its state, of a time when it mirrored too. Of the data nothing is
+// lost. Nobody mirrors from there: leader epochs that only the state knew may fall, and such a source can't be followed.
 func (w *world) restore(s *site, age int) {
+	for num := range w.partitions {
+		if !s.closed(num) {
+			return
+		}
+	}
 	for _, l := range w.links {
 		if l.src == s && l.dst.mirrored(0) == l {
 			return

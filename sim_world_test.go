@@ -41,6 +41,7 @@ type world struct {
 	history
 	sites   []*site
 	links   []*link
+	ghosts  []*ghost
 	values  int
 	trace   []string
 	answers []string // of commands, for the trace
@@ -133,6 +134,9 @@ func (w *world) play() {
 		s.shut()
 	}
 	w.tasks.Wait()
+	for _, g := range w.ghosts {
+		g.close()
+	}
 }
 
 // note adds what can be seen of the sites to the trace.
@@ -475,13 +479,16 @@ func (s *site) takesLong() time.Duration {
 func (l *link) source() mirror.Source {
 	names := make([]string, simNodes)
 	for i := range names {
-		names[i] = fmt.Sprintf("node-%d:9092", i+1)
+		names[i] = nodeName(int32(i + 1))
 	}
 	return mirror.Source{Addr: kafka.TCP(names...), Transport: &kafka.Transport{
 		Dial: func(ctx context.Context, network, addr string) (net.Conn, error) {
 			l.src.mu.Lock()
 			b := l.src.running
 			l.src.mu.Unlock()
+			if g := l.cable.ghostAt(addr); g != nil {
+				b = g.broker
+			}
 			if b == nil || l.cable.isCut() {
 				return nil, syscall.ECONNREFUSED
 			}
@@ -494,6 +501,8 @@ func (l *link) source() mirror.Source {
 	}}
 }
 
+func nodeName(node int32) string { return fmt.Sprintf("node-%d:9092", node) }
+
 // cable is the network between a mirror and its source.
 type cable struct {
 	mu     sync.Mutex
@@ -501,6 +510,7 @@ type cable struct {
 	loseIn int           // answers (reads of the mirror) until one is lost, and its connection with it
 	breaks bool          // that one is the last
 	late   time.Duration // every answer comes that much later
+	ghost  *ghost        // that is reached in the place of a node
 	plugs  map[*plugged]struct{}
 }
 
@@ -518,7 +528,7 @@ func (c *cable) isCut() bool {
 func (c *cable) isWhole() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return !c.cut && c.loseIn == 0 && c.late == 0
+	return !c.cut && c.loseIn == 0 && c.late == 0 && c.ghost == nil
 }
 
 func (c *cable) plug(conn net.Conn) net.Conn {
@@ -557,7 +567,30 @@ func (c *cable) unplug() {
 	}
 }
 
-func (c *cable) mend() { c.set(false, 0, 0) }
+func (c *cable) mend() {
+	c.set(false, 0, 0)
+	c.haunt(nil)
+}
+
+// haunt lets a node be reached no more, but a ghost in its place; nil ends that.
+func (c *cable) haunt(g *ghost) {
+	c.mu.Lock()
+	changed := c.ghost != g
+	c.ghost = g
+	c.mu.Unlock()
+	if changed {
+		c.unplug()
+	}
+}
+
+func (c *cable) ghostAt(addr string) *ghost {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ghost != nil && c.ghost.node == addr {
+		return c.ghost
+	}
+	return nil
+}
 
 func (p *plugged) Read(b []byte) (int, error) {
 	n, err := p.Conn.Read(b)
