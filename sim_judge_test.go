@@ -698,7 +698,11 @@ func (j *judge) lookAt(s *site, num int32) {
 		}
 		j.mu.Lock()
 		model := j.logOf(s, id, num)
-		if model.older && st.State != mirror.Failed && st.State != mirror.Stopping && st.State != mirror.Stopped {
+		switch {
+		case !model.older, st.State == mirror.Failed, st.State == mirror.Stopping:
+		case st.State == mirror.Stopped: // someone has asked for it
+			model.older = false
+		default:
 			j.blame("%s: partition %d is %s, though its state is older than the data", l.name, num, st.State)
 		}
 		if total := st.Totals.Lost + st.Totals.Cut; total < model.totals[l] {
