@@ -179,6 +179,16 @@ var faults = []fault{
 		`if held && s.state == Unknown {`,
 	},
 	{
+		"a checkpoint beyond the sync", "partition.go",
+		`	err := p.Sync(ctx)
+	if err == nil {
+		err = p.putPieces(ctx, pieces)
+	}
+`,
+		`	err := p.putPieces(ctx, pieces)
+`,
+	},
+	{
 		"a plan conceals a cut", "plan.go",
 		`if e.From < e.To {`,
 		`if e.From < e.To && e.To < l.end {`,
@@ -201,6 +211,11 @@ var partners = map[string]fault{
 		"a cut leaves the epoch as it is", "align.go",
 		`err = p.leaveEpoch(ctx)`,
 		`_ = done`,
+	},
+	"a checkpoint beyond the sync": {
+		"a checkpoint is not held against the log's last batch", "internal/summary/checkpoint.go",
+		`if got := (lastBatch{h.Base, h.Next(), h.CRC}); got != s.last {`,
+		`if got := (lastBatch{h.Base, h.Next(), h.CRC}); got != s.last && got.base < 0 {`,
 	},
 }
 
