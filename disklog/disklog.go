@@ -263,7 +263,7 @@ func (h *Host) openLog(ctx context.Context, name string, partition int32) (*log,
 	switch {
 	case l.clean != nil: // its bounds are known, the rest can wait
 	case h.readOnly:
-		_, err = l.refresh()
+		_, err = l.refresh(ctx)
 	default:
 		err = l.load(ctx)
 	}

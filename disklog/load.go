@@ -49,11 +49,18 @@ func (l *log) load(ctx context.Context) error {
 }
 
 // refresh is load for a folder that another process writes. Writer is held.
-func (l *log) refresh() (*view, error) {
-	for left := rereads; ; left-- {
+func (l *log) refresh(ctx context.Context) (*view, error) {
+	for wait := (patience{}); ; {
 		v, err := l.look()
-		if err == nil || left == 0 || l.gone.Load() {
+		if err == nil || l.gone.Load() {
 			return v, err
+		}
+		now, berr := l.readBounds()
+		if err := errors.Join(ctx.Err(), berr); err != nil {
+			return nil, err
+		}
+		if !wait.more(now) {
+			return nil, err
 		}
 	}
 }

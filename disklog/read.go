@@ -20,7 +20,8 @@ import (
 // loss of a prefix does not, as open files stay readable, unless a file was gone before it was opened.
 func (l *log) snapshot(ctx context.Context, beyond int64, f func(*view) error) error {
 	var tried *view
-	for left := rereads; ; left-- {
+	var wait patience
+	for {
 		if err := errors.Join(ctx.Err(), l.usable()); err != nil {
 			return err
 		}
@@ -29,17 +30,17 @@ func (l *log) snapshot(ctx context.Context, beyond int64, f func(*view) error) e
 			return err
 		}
 		err = f(v)
-		cut, cerr := l.cutSince(v)
+		now, berr := l.latestBounds()
 		switch {
-		case cerr != nil:
-			return cerr
-		case cut: // again
+		case berr != nil:
+			return berr
+		case now.Cuts != v.cuts: // again
 		case err == nil:
 			return nil
 		case l.gone.Load():
 			return l.usable()
-		case l.host.readOnly && left > 0: // the process that writes the folder may have changed it in any way
-		case errors.Is(err, fs.ErrNotExist) && l.view.Load().start != v.start:
+		case l.host.readOnly && wait.more(now): // the process that writes the folder may have changed it in any way
+		case !l.host.readOnly && errors.Is(err, fs.ErrNotExist) && now.Start != v.start:
 		default:
 			return err
 		}
@@ -47,8 +48,23 @@ func (l *log) snapshot(ctx context.Context, beyond int64, f func(*view) error) e
 	}
 }
 
-// rereads is how often an error in a folder that another process writes is put down to its changes.
+// patience is for errors in a folder that another process writes: they are put down to its changes as long as it makes any, and
+// a few times more, since not every change shows in the bounds.
+type patience struct {
+	tries  int
+	bounds bounds // at the last error
+}
+
 const rereads = 3
+
+// more says whether to try again, after an error with these bounds.
+func (p *patience) more(now bounds) bool {
+	if now.Start != p.bounds.Start || now.Cuts != p.bounds.Cuts {
+		*p = patience{bounds: now}
+	}
+	p.tries++
+	return p.tries <= rereads
+}
 
 // current is the view to read. Of a folder that another process writes it is made anew if the one at hand does not reach
 // beyond an offset, or was tried.
@@ -65,19 +81,19 @@ func (l *log) current(ctx context.Context, beyond int64, tried *view) (*view, er
 		return nil, err
 	}
 	if l.host.readOnly {
-		return l.refresh()
+		return l.refresh(ctx)
 	}
 	err := l.load(ctx)
 	return l.view.Load(), err
 }
 
-// cutSince says whether a cut came after the view was made.
-func (l *log) cutSince(v *view) (bool, error) {
-	if !l.host.readOnly {
-		return l.view.Load().cuts != v.cuts, nil
+// latestBounds are those after a view was used: of a folder that another process writes, what is on disk.
+func (l *log) latestBounds() (bounds, error) {
+	if l.host.readOnly {
+		return l.readBounds()
 	}
-	b, err := l.readBounds()
-	return b.Cuts != v.cuts, err
+	v := l.view.Load()
+	return bounds{Start: v.start, Cuts: v.cuts}, nil
 }
 
 func (l *log) read(ctx context.Context, offset int64, buf []byte) (n int, err error) {
