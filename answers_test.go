@@ -112,8 +112,7 @@ func TestOffsetsWithoutEpochsAlignNothing(t *testing.T) {
 			back, err := a.c.Mirror("back", p.Source())
 			require.NoError(t, err)
 			require.NoError(t, back.Start(t.Context()))
-			require.NoError(t, back.AddTopics(t.Context(), "orders"))
-			caughtUp(t, back)
+			addOrders(t, back)
 			equal(t, a, b, "orders", 1)
 			require.Zero(t, state(t, back, "orders", 0).Totals)
 		})
@@ -135,8 +134,7 @@ func TestAnEpochWithoutAnOffsetCutsWhatIsAboveIt(t *testing.T) {
 			require.NoError(t, err)
 			a.write("orders", 0, 2)
 			alter(p, withoutOffset(0))
-			require.NoError(t, back.AddTopics(t.Context(), "orders"))
-			caughtUp(t, back)
+			addOrders(t, back)
 			equal(t, a, b, "orders", 1)
 			require.Equal(t, mirror.Totals{Cut: 5, Cuts: 2}, state(t, back, "orders", 0).Totals, "epoch 7 by the position, [10, 13) by the source's epochs")
 		})
@@ -302,8 +300,7 @@ func through(t *testing.T, opts ...mirror.MirrorOption) (a, b *source, p *peer, 
 	m, err := b.c.Mirror("dr", p.Source(), opts...)
 	require.NoError(t, err)
 	require.NoError(t, m.Start(t.Context()))
-	require.NoError(t, m.AddTopics(t.Context(), "orders"))
-	caughtUp(t, m)
+	addOrders(t, m)
 	return a, b, p, m
 }
 
@@ -471,8 +468,7 @@ func TestASourceThatDeliversNothingIsAStall(t *testing.T) {
 				a.write("orders", 0, 10)
 				p := a.peer()
 				m := mirrorOf(t, p.Source(), memlog.New(), mirror.OnEvent(ev.add), mirror.RefreshInterval(24*time.Hour))
-				require.NoError(t, m.AddTopics(t.Context(), "orders"))
-				caughtUp(t, m)
+				addOrders(t, m)
 				eventually(t, "well", func() bool { return state(t, m, "orders", 0).Health == mirror.OK })
 
 				var sessions atomic.Int64
@@ -646,8 +642,7 @@ func TestConnectionsThatHardlyServeAreTrouble(t *testing.T) {
 			return c, err
 		}
 		m := mirrorOf(t, src, memlog.New(), mirror.OnEvent(ev.add), mirror.FetchWait(time.Millisecond))
-		require.NoError(t, m.AddTopics(t.Context(), "orders"))
-		caughtUp(t, m)
+		addOrders(t, m)
 		short.Store(true)
 		p.hangUp()
 		before := p.count(18)
@@ -713,8 +708,7 @@ func TestFailbackAgainstASourceThatLiesAboutEpochs(t *testing.T) {
 		inBubble(t, func(t *testing.T) {
 			a, b, p, back := torn(t)
 			everyEpochEnd(p, func(v *kmsg.OffsetForLeaderEpochResponseTopicPartition) { v.EndOffset = 0 })
-			require.NoError(t, back.AddTopics(t.Context(), "orders"))
-			caughtUp(t, back)
+			addOrders(t, back)
 			equal(t, a, b, "orders", 1)
 			require.Equal(t, mirror.Totals{Cut: 13, Cuts: 2}, state(t, back, "orders", 0).Totals, "all was fetched again, and told")
 		})
@@ -833,8 +827,7 @@ func TestAChainIsNotForgottenWhenTheSourceWillNotTell(t *testing.T) {
 		c, err := last.c.Mirror("chain", p.Source())
 		require.NoError(t, err)
 		require.NoError(t, c.Start(t.Context()))
-		require.NoError(t, c.AddTopics(t.Context(), "orders"))
-		caughtUp(t, c)
+		addOrders(t, c)
 		alter(p, func(_ *wire.DescribeMirrorsRequest, resp *wire.DescribeMirrorsResponse) {
 			for i := range resp.Mirrors {
 				resp.Mirrors[i] = wire.DescribedMirror{Name: resp.Mirrors[i].Name, ErrorCode: 29, ErrorMessage: "denied"}

@@ -48,8 +48,7 @@ func TestABatchWhoseTailWasCompactedAwayIsCopiedOnce(t *testing.T) {
 				require.NoError(t, log.Append(t.Context(), compacted(110, 10, 10)))
 				require.NoError(t, log.Append(t.Context(), compacted(120, 10, left)))
 				m := linked(t, "dr", b, a)
-				require.NoError(t, m.AddTopics(t.Context(), "orders"))
-				caughtUp(t, m)
+				addOrders(t, m)
 				pass(time.Hour)
 				st := state(t, m, "orders", 0)
 				require.Equal(t, int64(130), st.End)
@@ -66,8 +65,7 @@ func TestAStartInsideABatchKeepsTheBatchAndHidesWhatIsBelow(t *testing.T) {
 		a.create("orders", 1)
 		a.write("orders", 0, 10, 10, 10)
 		m := linked(t, "dr", b, a, mirror.StartAtOffset(15))
-		require.NoError(t, m.AddTopics(t.Context(), "orders"))
-		caughtUp(t, m)
+		addOrders(t, m)
 		st := state(t, m, "orders", 0)
 		require.Equal(t, [2]int64{15, 30}, [2]int64{st.Start, st.End})
 		require.Equal(t, content(t, a.partition("orders", 0), 15), content(t, b.partition("orders", 0), 15))
@@ -140,9 +138,7 @@ func TestARestartIsNoFloorForTheLogStart(t *testing.T) {
 			a.write("orders", 0, 100)
 		}
 		host := memlog.New()
-		m := newMirror(t, a, host)
-		require.NoError(t, m.AddTopics(t.Context(), "orders"))
-		caughtUp(t, m)
+		m := mirrorOrders(t, a, host)
 		require.NoError(t, m.Close())
 		m = newMirror(t, a, host)
 		caughtUp(t, m)
@@ -208,8 +204,7 @@ func TestADeletedTopicThatComesBackWithItsIDGoesOn(t *testing.T) {
 		m, err := b.c.Mirror("dr", src)
 		require.NoError(t, err)
 		require.NoError(t, m.Start(t.Context()))
-		require.NoError(t, m.AddTopics(t.Context(), "orders"))
-		caughtUp(t, m)
+		addOrders(t, m)
 		id, all := topicID(t, a.host, "orders"), content(t, a.partition("orders", 0), 0)
 		require.NoError(t, a.host.DeleteTopic(t.Context(), "orders"))
 		require.True(t, inState(t, m, 0, mirror.Failed).NeedsWord)
@@ -239,8 +234,7 @@ func TestPartitionsAreNeverTakenAway(t *testing.T) {
 		m, err := b.c.Mirror("dr", src)
 		require.NoError(t, err)
 		require.NoError(t, m.Start(t.Context()))
-		require.NoError(t, m.AddTopics(t.Context(), "orders"))
-		caughtUp(t, m)
+		addOrders(t, m)
 		smaller := sourceOn(t, memlog.New(memlog.ClusterID(a.host.ClusterID())))
 		require.NoError(t, smaller.host.EnsureTopic(t.Context(), mirror.Topic{Name: "orders", ID: topicID(t, a.host, "orders"), Partitions: 1}))
 		appendTo(t, smaller.partition("orders", 0), content(t, a.partition("orders", 0), 0))
@@ -265,13 +259,9 @@ func TestALostLogIsFetchedAgainWhateverTheStateSays(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
-				a := newSource(t)
-				a.create("orders", 1)
-				a.write("orders", 0, 10)
+				a := newOrders(t, 10)
 				host := memlog.New()
-				m := newMirror(t, a, host)
-				require.NoError(t, m.AddTopics(t.Context(), "orders"))
-				caughtUp(t, m)
+				m := mirrorOrders(t, a, host)
 				require.NoError(t, m.Close())
 				lose(t, host)
 				m = newMirror(t, a, host)
@@ -286,13 +276,9 @@ func TestALostLogIsFetchedAgainWhateverTheStateSays(t *testing.T) {
 // The state was restored from a backup, and is older than the data: that is found out before anything is cut.
 func TestAStateOlderThanTheDataIsNamedAndCutsNothing(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		a := newSource(t)
-		a.create("orders", 1)
-		a.write("orders", 0, 10)
+		a := newOrders(t, 10)
 		host := memlog.New()
-		m := newMirror(t, a, host)
-		require.NoError(t, m.AddTopics(t.Context(), "orders"))
-		caughtUp(t, m)
+		m := mirrorOrders(t, a, host)
 		require.NoError(t, m.Close())
 		log, err := host.OpenLog(t.Context(), mirror.StateTopic, 0)
 		require.NoError(t, err)
@@ -396,7 +382,7 @@ func TestConnectionsThatEndAgainAndAgainCostNothing(t *testing.T) {
 func TestPromoteIsRefusedByNameWhereItCantEnd(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		a, b, m := mirrored(t, 1)
-		mend := failing(b.host, func(op memlog.Op, topic string, _ int32) bool { return op == memlog.OpAppend && topic == "orders" })
+		mend := failing(b.host, on(memlog.OpAppend, "orders"))
 		a.write("orders", 0, 1)
 		inState(t, m, 0, mirror.Failed)
 		err := m.Promote(within(t, time.Minute), "orders")
@@ -443,13 +429,9 @@ func TestAHostThatCannotCutFailsWithTheRangeAndCanBeStopped(t *testing.T) {
 // What was visible here before it was durable may be lost in a crash: its leader epoch is not used again.
 func TestAnEpochIsNotUsedAgainAfterACrash(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		a := newSource(t)
-		a.create("orders", 1)
-		a.write("orders", 0, 10)
+		a := newOrders(t, 10)
 		host := memlog.New()
-		m := newMirror(t, a, host)
-		require.NoError(t, m.AddTopics(t.Context(), "orders"))
-		caughtUp(t, m)
+		m := mirrorOrders(t, a, host)
 		require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
 		require.NoError(t, m.Close())
 		seen := make(map[int32]bool)
@@ -481,8 +463,7 @@ func TestACutIsReportedAfterACrash(t *testing.T) {
 		m, err := c.Mirror("dr", a.broker.Source())
 		require.NoError(t, err)
 		require.NoError(t, m.Start(t.Context()))
-		require.NoError(t, m.AddTopics(t.Context(), "orders"))
-		caughtUp(t, m)
+		addOrders(t, m)
 		var cut atomic.Bool
 		host.Fail(func(_ context.Context, op memlog.Op, topic string, _ int32) error {
 			if topic == "orders" && op == memlog.OpTruncateTo {
@@ -539,8 +520,7 @@ func TestTheGateOpensOnlyAboveAllMirroredProducerIDs(t *testing.T) {
 			raised.Store(above)
 			return nil
 		}, func(int64) error { return nil }})
-		require.NoError(t, m.AddTopics(t.Context(), "orders"))
-		caughtUp(t, m)
+		addOrders(t, m)
 		err := m.Remove(within(t, time.Minute), "orders")
 		require.ErrorIs(t, err, mirror.ErrFailed)
 		require.ErrorContains(t, err, "raise the host's producer ids above 4711")
@@ -569,8 +549,7 @@ func TestOffsetsAreClampedBeforeACutIsForgotten(t *testing.T) {
 			clamped.Store(end)
 			return nil
 		}})
-		require.NoError(t, m.AddTopics(t.Context(), "orders"))
-		caughtUp(t, m)
+		addOrders(t, m)
 		require.NoError(t, a.broker.Lag("orders", 0, 2, 2))
 		require.NoError(t, a.broker.Elect("orders", 0, 2, true))
 		st := inState(t, m, 0, mirror.Failed)
@@ -593,8 +572,7 @@ func TestASiblingIsAdoptedOnProofOnly(t *testing.T) {
 				a.write("orders", 0, 10)
 				ab, ac := linked(t, "dr", b, a), linked(t, "dr", c, a)
 				for _, m := range []*mirror.Mirror{ab, ac} {
-					require.NoError(t, m.AddTopics(t.Context(), "orders"))
-					caughtUp(t, m)
+					addOrders(t, m)
 				}
 				require.NoError(t, ab.Remove(within(t, time.Minute), "orders"))
 				if ahead > 0 {
@@ -633,23 +611,20 @@ func TestAnEmptiedLogTakesOlderEpochsOfTheSource(t *testing.T) {
 					a.write("orders", 0, 1)
 				}
 				dr := linked(t, "dr", b, a)
-				require.NoError(t, dr.AddTopics(t.Context(), "orders"))
-				caughtUp(t, dr)
+				addOrders(t, dr)
 				require.NoError(t, dr.Remove(within(t, time.Minute), "orders"))
 				require.NoError(t, a.broker.Lag("orders", 0, 2, 6))
 				require.NoError(t, a.broker.Elect("orders", 0, 2, true)) // loses what b has
 				a.write("orders", 0, 1, 1, 1)
 				next := linked(t, "next", c, a)
-				require.NoError(t, next.AddTopics(t.Context(), "orders"))
-				caughtUp(t, next)
+				addOrders(t, next)
 				for _, s := range []*source{a, b} {
 					require.NoError(t, s.partition("orders", 0).AdvanceStart(t.Context(), start))
 				}
 				eventually(t, "start", func() bool { return state(t, next, "orders", 0).Start == start })
 
 				back := linked(t, "back", a, b)
-				require.NoError(t, back.AddTopics(t.Context(), "orders"))
-				caughtUp(t, back)
+				addOrders(t, back)
 				require.Equal(t, cut, state(t, back, "orders", 0).Totals)
 				caughtUp(t, next)
 				want := b.partition("orders", 0)

@@ -44,9 +44,7 @@ func TestTheProducerIDFloorIsTheHighestOfAllPartitions(t *testing.T) {
 				appendTo(t, s.partition("orders", i), produced(2, int64(1000*(8-i)), false))
 			}
 			host := memlog.New()
-			m := newMirror(t, s, host)
-			require.NoError(t, m.AddTopics(t.Context(), "orders"))
-			caughtUp(t, m)
+			m := mirrorOrders(t, s, host)
 			host.Fail(func(_ context.Context, op memlog.Op, _ string, _ int32) error {
 				if op == memlog.OpSync {
 					pass(5 * time.Millisecond) // as a disk
@@ -65,9 +63,7 @@ func TestACutIsNotCarriedOutAgainAtTheTakeover(t *testing.T) {
 	for name, hiccup := range map[string]bool{"paused and resumed": false, "retried after another failure": true} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
-				s := newSource(t, broker.Nodes(2))
-				s.create("orders", 1)
-				s.write("orders", 0, 10)
+				s := newOrders(t, 10, broker.Nodes(2))
 				require.NoError(t, s.broker.Elect("orders", 0, 1, false))
 				var broken atomic.Bool
 				host := memlog.New()
@@ -134,13 +130,7 @@ func TestOneLogThatCannotBeOpenedHoldsBackItselfOnly(t *testing.T) {
 		require.NoError(t, m.AddTopics(t.Context(), "orders", "payments"))
 		caughtUp(t, m)
 		require.NoError(t, m.Close())
-		host.Fail(func(_ context.Context, op memlog.Op, topic string, _ int32) error {
-			if op == memlog.OpOpenLog && topic == "payments" {
-				return errDisk
-			}
-			return nil
-		})
-		defer host.Fail(nil)
+		defer failing(host, on(memlog.OpOpenLog, "payments"))()
 		m = newMirror(t, s, host)
 		require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
 		require.NoError(t, m.Coordinator().CheckWrite("orders", 0))
@@ -218,13 +208,9 @@ func TestWaitCaughtUpSaysWhatItWaitsFor(t *testing.T) {
 // The source's end is waited for, and an unclean election takes it back: the wait ends at the new one.
 func TestWaitCaughtUpEndsThoughTheSourceGotShorter(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		s := newSource(t, broker.Nodes(2))
-		s.create("orders", 1)
-		s.write("orders", 0, 5)
+		s := newOrders(t, 5, broker.Nodes(2))
 		host := memlog.New()
-		m := newMirror(t, s, host)
-		require.NoError(t, m.AddTopics(t.Context(), "orders"))
-		caughtUp(t, m)
+		m := mirrorOrders(t, s, host)
 		release := make(chan struct{})
 		host.Fail(func(_ context.Context, op memlog.Op, topic string, _ int32) error {
 			if op == memlog.OpAppend && topic == "orders" {
@@ -255,8 +241,7 @@ func TestATopicRefusedForItsRecordsCanBeDeletedAndAdded(t *testing.T) {
 		appendTo(t, open(t, m.Coordinator(), "orders", 0), produced(3, 77, false))
 		require.ErrorIs(t, m.AddTopics(t.Context(), "orders"), mirror.ErrNoProof)
 		require.NoError(t, host.DeleteTopic(t.Context(), "orders"))
-		require.NoError(t, m.AddTopics(t.Context(), "orders"))
-		caughtUp(t, m)
+		addOrders(t, m)
 		requireSame(t, s, m, "orders", 1)
 	})
 }
@@ -264,13 +249,9 @@ func TestATopicRefusedForItsRecordsCanBeDeletedAndAdded(t *testing.T) {
 // The host loses a topic while it is mirrored: it is mirrored again or failed, and never called MIRRORING without its records.
 func TestATopicDeletedHereWhileMirroredIsNotMissedSilently(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		s := newSource(t)
-		s.create("orders", 1)
-		s.write("orders", 0, 3)
+		s := newOrders(t, 3)
 		host := memlog.New()
-		m := newMirror(t, s, host)
-		require.NoError(t, m.AddTopics(t.Context(), "orders"))
-		caughtUp(t, m)
+		m := mirrorOrders(t, s, host)
 		require.NoError(t, host.DeleteTopic(t.Context(), "orders"))
 		s.write("orders", 0, 3)
 		pass(10 * time.Minute)
@@ -284,20 +265,10 @@ func TestATopicDeletedHereWhileMirroredIsNotMissedSilently(t *testing.T) {
 // What can't be stopped answers each Remove with an error, and soon.
 func TestRemoveAnswersEachTimeThatStoppingFails(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		s := newSource(t)
-		s.create("orders", 1)
-		s.write("orders", 0, 3)
+		s := newOrders(t, 3)
 		host := memlog.New()
-		m := newMirror(t, s, host)
-		require.NoError(t, m.AddTopics(t.Context(), "orders"))
-		caughtUp(t, m)
-		host.Fail(func(_ context.Context, op memlog.Op, topic string, _ int32) error {
-			if op == memlog.OpSync && topic == "orders" {
-				return errDisk
-			}
-			return nil
-		})
-		defer host.Fail(nil)
+		m := mirrorOrders(t, s, host)
+		defer failing(host, on(memlog.OpSync, "orders"))()
 		for range 20 {
 			before := time.Now()
 			require.ErrorIs(t, m.Remove(t.Context(), "orders"), mirror.ErrFailed)
@@ -309,12 +280,8 @@ func TestRemoveAnswersEachTimeThatStoppingFails(t *testing.T) {
 // StartAtEnd counts once: a partition that is still empty goes on where it was stopped, and skips nothing.
 func TestResumeOfAnEmptyPartitionGoesOnWhereItStopped(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		s := newSource(t)
-		s.create("orders", 1)
-		s.write("orders", 0, 100)
-		m := newMirror(t, s, memlog.New(), mirror.StartAtEnd())
-		require.NoError(t, m.AddTopics(t.Context(), "orders"))
-		caughtUp(t, m)
+		s := newOrders(t, 100)
+		m := mirrorOrders(t, s, memlog.New(), mirror.StartAtEnd())
 		require.NoError(t, m.Remove(t.Context(), "orders"))
 		pass(time.Second)
 		s.write("orders", 0, 50)
@@ -336,9 +303,7 @@ func TestAnAdoptedTopicIsMirroredAfterARestart(t *testing.T) {
 		l, err := host.OpenLog(t.Context(), "orders", 0)
 		require.NoError(t, err)
 		require.NoError(t, l.Append(t.Context(), content(t, s.partition("orders", 0), 0)))
-		m := newMirror(t, s, host)
-		require.NoError(t, m.AddTopics(t.Context(), "orders"))
-		caughtUp(t, m)
+		m := mirrorOrders(t, s, host)
 		require.NoError(t, m.Close())
 		m = newMirror(t, s, host)
 		pass(time.Minute)
@@ -349,12 +314,9 @@ func TestAnAdoptedTopicIsMirroredAfterARestart(t *testing.T) {
 // Overwrite asks the source before it drops anything: nothing is cut while the source is dead.
 func TestOverwriteWithTheSourceDeadCutsNothing(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		s := newSource(t)
-		s.create("orders", 1)
-		s.write("orders", 0, 10)
+		s := newOrders(t, 10)
 		m, stop := stoppable(t, s)
-		require.NoError(t, m.AddTopics(t.Context(), "orders"))
-		caughtUp(t, m)
+		addOrders(t, m)
 		require.NoError(t, m.Remove(t.Context(), "orders"))
 		pass(time.Second)
 		p := open(t, m.Coordinator(), "orders", 0)
@@ -387,12 +349,9 @@ func TestABadControlBatchDoesNotSpoilThePartition(t *testing.T) {
 // A source that says no more while a partition is being prepared: a takeover does not wait for it.
 func TestRemoveDoesNotWaitForASilentSource(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		s := newSource(t)
-		s.create("orders", 1)
-		s.write("orders", 0, 10)
+		s := newOrders(t, 10)
 		m, stop := stoppable(t, s)
-		require.NoError(t, m.AddTopics(t.Context(), "orders"))
-		caughtUp(t, m)
+		addOrders(t, m)
 		require.NoError(t, m.Remove(t.Context(), "orders"))
 		pass(time.Second)
 		require.NoError(t, m.Resume(t.Context(), "orders"))
@@ -419,13 +378,9 @@ func TestCommandsOfAClosedMirrorAreRefused(t *testing.T) {
 // A partition that is added here after a takeover is writable, as the others are.
 func TestAPartitionAddedAfterATakeoverIsWritable(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		s := newSource(t)
-		s.create("orders", 1)
-		s.write("orders", 0, 3)
+		s := newOrders(t, 3)
 		host := memlog.New()
-		m := newMirror(t, s, host)
-		require.NoError(t, m.AddTopics(t.Context(), "orders"))
-		caughtUp(t, m)
+		m := mirrorOrders(t, s, host)
 		require.NoError(t, m.Remove(t.Context(), "orders"))
 		pass(time.Second)
 		require.NoError(t, host.EnsureTopic(t.Context(), mirror.Topic{Name: "orders", Partitions: 2}))
@@ -444,8 +399,7 @@ func TestATopicHasOneMirrorAtATime(t *testing.T) {
 		require.NoError(t, second.host.EnsureTopic(t.Context(), topic))
 		second.write("orders", 0, 5)
 		a, b := linked(t, "a", here, first), linked(t, "b", here, second)
-		require.NoError(t, a.AddTopics(t.Context(), "orders"))
-		caughtUp(t, a)
+		addOrders(t, a)
 		require.NoError(t, a.Remove(t.Context(), "orders"))
 		pass(time.Second)
 		require.NoError(t, b.Overwrite(t.Context(), "orders"))
@@ -460,12 +414,9 @@ func TestATopicHasOneMirrorAtATime(t *testing.T) {
 // AddTopics is called at every boot: with the source silent it never closes the gate of a topic that was taken over.
 func TestAddTopicsLeavesATakenOverTopicWritable(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		s := newSource(t)
-		s.create("orders", 1)
-		s.write("orders", 0, 10)
+		s := newOrders(t, 10)
 		m, stop := stoppable(t, s)
-		require.NoError(t, m.AddTopics(t.Context(), "orders"))
-		caughtUp(t, m)
+		addOrders(t, m)
 		stop()
 		require.NoError(t, m.Remove(t.Context(), "orders"))
 		pass(time.Second)
@@ -485,9 +436,7 @@ func TestAfterRemoveTheGateIsOpenAndResumeWorks(t *testing.T) {
 		inBubble(t, func(t *testing.T) {
 			s := newSource(t)
 			s.create("orders", 1)
-			m := newMirror(t, s, memlog.New())
-			require.NoError(t, m.AddTopics(t.Context(), "orders"))
-			caughtUp(t, m)
+			m := mirrorOrders(t, s, memlog.New())
 			require.NoError(t, m.Remove(t.Context(), "orders"))
 			require.NoError(t, m.Coordinator().CheckWrite("orders", 0))
 			require.NoError(t, m.Resume(t.Context(), "orders"))
@@ -498,13 +447,9 @@ func TestAfterRemoveTheGateIsOpenAndResumeWorks(t *testing.T) {
 // Resume while a Remove is being written: whichever wins, the wish that is shown is pursued.
 func TestResumeDuringARemoveIsRefusedOrPursued(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		s := newSource(t)
-		s.create("orders", 1)
-		s.write("orders", 0, 3)
+		s := newOrders(t, 3)
 		host := memlog.New()
-		m := newMirror(t, s, host)
-		require.NoError(t, m.AddTopics(t.Context(), "orders"))
-		caughtUp(t, m)
+		m := mirrorOrders(t, s, host)
 		require.NoError(t, m.Pause(t.Context(), "orders"))
 		pass(time.Minute)
 		release := make(chan struct{})
@@ -546,8 +491,7 @@ func TestSlowAppendsAreNoStall(t *testing.T) {
 		})
 		defer host.Fail(nil)
 		before := time.Now()
-		require.NoError(t, m.AddTopics(t.Context(), "orders"))
-		caughtUp(t, m)
+		addOrders(t, m)
 		synctest.Wait()
 		require.Greater(t, time.Since(before), time.Minute)
 		require.Empty(t, ev.of(mirror.HealthChanged))
@@ -711,17 +655,11 @@ func TestARoundThatCannotBeTakenBackIsTakenBackByRemove(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		_, b, m := mirrored(t, 1)
 		require.NoError(t, m.Remove(t.Context(), "orders"))
-		full := errors.New("no space left on device")
-		b.host.Fail(func(_ context.Context, op memlog.Op, topic string, _ int32) error {
-			if op == memlog.OpAppend && topic == mirror.StateTopic {
-				return full
-			}
-			return nil
-		})
-		require.ErrorIs(t, m.Resume(t.Context(), "orders"), full)
+		mend := failing(b.host, on(memlog.OpAppend, mirror.StateTopic))
+		require.ErrorIs(t, m.Resume(t.Context(), "orders"), errDisk)
 		require.Error(t, b.c.CheckWrite("orders", 0), "after a crash it might be mirrored")
-		require.ErrorIs(t, m.Remove(t.Context(), "orders"), full)
-		b.host.Fail(nil)
+		require.ErrorIs(t, m.Remove(t.Context(), "orders"), errDisk)
+		mend()
 		require.NoError(t, m.Remove(t.Context(), "orders"))
 		b.write("orders", 0, 1)
 		require.Equal(t, mirror.Stopped, state(t, m, "orders", 0).State)
@@ -738,15 +676,9 @@ func TestANewTopicThatMayOrMayNotBeInTheStateIsLeftAsItIs(t *testing.T) {
 		b.write("orders", 0, 5)
 		m := linked(t, "dr", b, a)
 		require.ErrorIs(t, m.AddTopics(t.Context(), "orders"), mirror.ErrNoProof)
-		full := errors.New("no space left on device")
-		b.host.Fail(func(_ context.Context, op memlog.Op, topic string, _ int32) error {
-			if op == memlog.OpAppend && topic == mirror.StateTopic {
-				return full
-			}
-			return nil
-		})
-		require.ErrorIs(t, m.Overwrite(t.Context(), "orders"), full)
-		b.host.Fail(nil)
+		mend := failing(b.host, on(memlog.OpAppend, mirror.StateTopic))
+		require.ErrorIs(t, m.Overwrite(t.Context(), "orders"), errDisk)
+		mend()
 		time.Sleep(time.Minute)
 		require.Empty(t, m.Describe().Topics)
 		_, end := b.partition("orders", 0).Bounds()

@@ -39,9 +39,7 @@ func TestATopicMadeAnewIsWrittenReadAndMirrored(t *testing.T) {
 		require.NotEqual(t, old.TopicID(), a.partition("orders", 0).TopicID())
 		inState(t, m, 0, mirror.Failed)
 
-		fresh := newMirror(t, a, memlog.New())
-		require.NoError(t, fresh.AddTopics(t.Context(), "orders"))
-		caughtUp(t, fresh)
+		fresh := mirrorOrders(t, a, memlog.New())
 		requireSame(t, a, fresh, "orders", 1)
 		require.Equal(t, int64(10), state(t, m, "orders", 0).End)
 	})
@@ -63,29 +61,22 @@ func TestAPartitionIsNotTakenForOneOfATopicThatWasListed(t *testing.T) {
 // A deleted topic whose clients only ask, and never read, is found out by whoever lists the topics.
 func TestMetadataOfATopicMadeAnewAreItsOwn(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		a := newSource(t)
-		a.create("orders", 1)
-		a.write("orders", 0, 10)
+		a := newOrders(t, 10)
 		require.NoError(t, a.host.DeleteTopic(t.Context(), "orders"))
 		a.create("orders", 1)
 		m := newMirror(t, a, memlog.New(), mirror.StartAtEnd()) // reads nothing that is not there
-		require.NoError(t, m.AddTopics(t.Context(), "orders"))
-		caughtUp(t, m)
+		addOrders(t, m)
 		require.Equal(t, int64(0), state(t, m, "orders", 0).End)
 	})
 }
 
 // A local disk says of a deleted topic's log that it is unknown, memory that it is closed.
 func TestATopicDeletedHereIsMirroredAgain(t *testing.T) {
-	a := newSource(t)
-	a.create("orders", 1)
-	a.write("orders", 0, 10)
+	a := newOrders(t, 10)
 	disk, err := disklog.Open(t.TempDir())
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, disk.Close()) })
-	m := newMirror(t, a, disk, mirror.Backoff(time.Millisecond, 10*time.Millisecond))
-	require.NoError(t, m.AddTopics(t.Context(), "orders"))
-	caughtUp(t, m)
+	m := mirrorOrders(t, a, disk, mirror.Backoff(time.Millisecond, 10*time.Millisecond))
 	require.NoError(t, disk.DeleteTopic(t.Context(), "orders"))
 	a.write("orders", 0, 5)
 	require.Eventually(t, func() bool { st := state(t, m, "orders", 0); return st.State == mirror.Mirroring && st.End == 15 }, 10*time.Second, 10*time.Millisecond, "%v", m.Describe())
@@ -119,13 +110,9 @@ func TestARecreatedTopicIsStartedOver(t *testing.T) {
 	for name, begin := range verbs {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
-				a := newSource(t)
-				a.create("orders", 1)
-				a.write("orders", 0, 10)
+				a := newOrders(t, 10)
 				host := memlog.New()
-				m := newMirror(t, a, host)
-				require.NoError(t, m.AddTopics(t.Context(), "orders"))
-				caughtUp(t, m)
+				m := mirrorOrders(t, a, host)
 				recreate(t, a, 3)
 				inState(t, m, 0, mirror.Failed)
 				require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
@@ -161,11 +148,9 @@ func TestAFailbackOntoATopicMadeAnewIsRefused(t *testing.T) {
 		back := linked(t, "back", a, b)
 		require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
 		b.write("orders", 0, 5)
-		require.NoError(t, back.AddTopics(t.Context(), "orders"))
-		caughtUp(t, back)
+		addOrders(t, back)
 		require.NoError(t, back.Remove(within(t, time.Minute), "orders"))
-		require.NoError(t, m.AddTopics(t.Context(), "orders"))
-		caughtUp(t, m)
+		addOrders(t, m)
 		require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
 		recreate(t, a, 30)
 		before := content(t, a.partition("orders", 0), 0)
@@ -193,9 +178,7 @@ func madeAnewHere(t *testing.T, restart bool) {
 	a, host := newSource(t), memlog.New()
 	a.create("orders", 2)
 	a.write("orders", 0, 10)
-	m := newMirror(t, a, host)
-	require.NoError(t, m.AddTopics(t.Context(), "orders"))
-	caughtUp(t, m)
+	m := mirrorOrders(t, a, host)
 	if restart {
 		require.NoError(t, m.Close())
 	}
@@ -227,9 +210,7 @@ func TestATopicMadeAnewIsNotFetchedForTheOldOne(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		a := newSource(t)
 		a.create("orders", 1)
-		b := newMirror(t, a, memlog.New())
-		require.NoError(t, b.AddTopics(t.Context(), "orders"))
-		caughtUp(t, b)
+		b := mirrorOrders(t, a, memlog.New())
 		pass(time.Second) // a fetch waits for news
 		require.NoError(t, a.host.DeleteTopic(t.Context(), "orders"))
 		a.create("orders", 1)
@@ -264,9 +245,7 @@ func TestATopicRestoredUnderItsIDIsFetchedFrom(t *testing.T) {
 // Who waits at the end of a log is told when its topic is deleted.
 func TestFollowersOfADeletedTopicAreTold(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		a := newSource(t)
-		a.create("orders", 1)
-		a.write("orders", 0, 3)
+		a := newOrders(t, 3)
 		p := a.partition("orders", 0)
 		ended := make(chan error, 2)
 		go func() {
@@ -288,9 +267,7 @@ func TestFollowersOfADeletedTopicAreTold(t *testing.T) {
 // The topic is deleted here just after AddTopics has created it: it was not here before, and Remove leaves it to whoever makes it again.
 func TestATopicDeletedHereWhileAddedIsFreeAfterRemove(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		a, host := newSource(t), memlog.New()
-		a.create("orders", 1)
-		a.write("orders", 0, 10)
+		a, host := newOrders(t, 10), memlog.New()
 		m := newMirror(t, a, host, mirror.StartAtEnd())
 		var deleted atomic.Bool
 		host.Fail(func(_ context.Context, op memlog.Op, topic string, _ int32) error {
@@ -324,8 +301,7 @@ func TestARefusedAdditionCreatesNothing(t *testing.T) {
 		inState(t, m, 0, mirror.Failed)
 		require.Equal(t, before, content(t, b.partition("orders", 0), 0))
 		require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
-		require.NoError(t, back.AddTopics(t.Context(), "orders"))
-		caughtUp(t, back)
+		addOrders(t, back)
 		equal(t, a, b, "orders", 1)
 	})
 }

@@ -3,7 +3,6 @@ package mirror_test
 import (
 	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -69,8 +68,7 @@ func mirrored(t *testing.T, partitions int32, opts ...mirror.MirrorOption) (a, b
 		a.write("orders", num, 10)
 	}
 	m = linked(t, "dr", b, a, opts...)
-	require.NoError(t, m.AddTopics(t.Context(), "orders"))
-	caughtUp(t, m)
+	addOrders(t, m)
 	return a, b, m
 }
 
@@ -107,20 +105,6 @@ func stateRecords(t *testing.T, host *memlog.Host) (list []stateRecord) {
 	}
 	return list
 }
-
-// failing makes a host's calls fail while a condition holds.
-func failing(host *memlog.Host, when func(op memlog.Op, topic string, partition int32) bool) (mend func()) {
-	var over atomic.Bool
-	host.Fail(func(_ context.Context, op memlog.Op, topic string, partition int32) error {
-		if !over.Load() && when(op, topic, partition) {
-			return errDisk
-		}
-		return nil
-	})
-	return func() { over.Store(true) }
-}
-
-var errDisk = errors.New("the disk is full")
 
 func TestKIP_2_Concepts(t *testing.T) {
 	kip(t, "mirror names obey the rules of topic names", func(t *testing.T) {
@@ -165,9 +149,7 @@ func TestKIP_3_1_States(t *testing.T) {
 		inState(t, m, 0, mirror.Paused)
 		require.Error(t, b.c.CheckWrite("orders", 0))
 		require.NoError(t, m.Resume(t.Context(), "orders"))
-		mend := failing(b.host, func(op memlog.Op, topic string, partition int32) bool {
-			return op == memlog.OpAppend && topic == "orders"
-		})
+		mend := failing(b.host, on(memlog.OpAppend, "orders"))
 		a.write("orders", 0, 1)
 		inState(t, m, 0, mirror.Failed)
 		require.Error(t, b.c.CheckWrite("orders", 0))
@@ -202,9 +184,7 @@ func TestKIP_3_2_DesiredAndCurrentState(t *testing.T) {
 func TestKIP_3_3_Reconcile(t *testing.T) {
 	kip(t, "a state that can't be written is not acted on", func(t *testing.T) {
 		a, b, m := mirrored(t, 1)
-		mend := failing(b.host, func(op memlog.Op, topic string, _ int32) bool {
-			return op == memlog.OpAppend && topic == mirror.StateTopic
-		})
+		mend := failing(b.host, on(memlog.OpAppend, mirror.StateTopic))
 		require.ErrorIs(t, m.Pause(t.Context(), "orders"), errDisk)
 		require.ErrorIs(t, m.Remove(within(t, time.Minute), "orders"), errDisk)
 		require.Error(t, b.c.CheckWrite("orders", 0))
@@ -228,17 +208,14 @@ func TestKIP_3_3_Reconcile(t *testing.T) {
 		inState(t, m, 0, mirror.Paused)
 	})
 	kip(t, "what a state does is done after a crash, once more", func(t *testing.T) {
-		a := newSource(t)
-		a.create("orders", 1)
-		a.write("orders", 0, 10)
+		a := newOrders(t, 10)
 		host := memlog.New()
 		c, err := mirror.Open(t.Context(), host)
 		require.NoError(t, err)
 		m, err := c.Mirror("dr", a.broker.Source())
 		require.NoError(t, err)
 		require.NoError(t, m.Start(t.Context()))
-		require.NoError(t, m.AddTopics(t.Context(), "orders"))
-		caughtUp(t, m)
+		addOrders(t, m)
 		host.Fail(func(ctx context.Context, op memlog.Op, topic string, _ int32) error {
 			if op == memlog.OpSync && topic == "orders" { // PAUSING is written, and what it does is not done
 				<-ctx.Done()
@@ -294,7 +271,7 @@ func TestKIP_3_4_FailedAndRetry(t *testing.T) {
 	// Row "At most 20 retries from FAILED": here they never end.
 	kip(t, "a second failure keeps the state before the first, and only a good batch clears the count", func(t *testing.T) {
 		a, b, m := mirrored(t, 1)
-		mend := failing(b.host, func(op memlog.Op, topic string, _ int32) bool { return op == memlog.OpAppend && topic == "orders" })
+		mend := failing(b.host, on(memlog.OpAppend, "orders"))
 		a.write("orders", 0, 5)
 		inState(t, m, 0, mirror.Failed)
 		pass(time.Hour)
@@ -406,8 +383,7 @@ func TestKIP_3_6_SourceTopicDeleted(t *testing.T) {
 		a.create("orders", 1)
 		a.write("orders", 0, 10)
 		m := linked(t, "dr", b, a)
-		require.NoError(t, m.AddTopics(t.Context(), "orders"))
-		caughtUp(t, m)
+		addOrders(t, m)
 		hidden.Store(true)
 		pass(time.Hour)
 		st := state(t, m, "orders", 0)
@@ -424,8 +400,7 @@ func TestKIP_3_6_SourceTopicDeleted(t *testing.T) {
 		a.write("orders", 0, 10)
 		src, move := movable(t, a)
 		m := mirrorOf(t, src, memlog.New(), mirror.OnEvent(ev.add), mirror.Backoff(10*time.Second, time.Minute))
-		require.NoError(t, m.AddTopics(t.Context(), "orders"))
-		caughtUp(t, m)
+		addOrders(t, m)
 		pass(70 * time.Second)
 		move(sourceOn(t, memlog.New(memlog.ClusterID(a.host.ClusterID())))) // a broker that has not heard of it yet
 		pass(5 * time.Second)
@@ -487,9 +462,7 @@ func TestKIP_4_1_AppendPath(t *testing.T) {
 		a, b, m := mirrored(t, 1)
 		_, err := a.c.RaiseLeaderEpoch(t.Context(), "orders", 0, 50)
 		require.NoError(t, err)
-		mend := failing(b.host, func(op memlog.Op, topic string, _ int32) bool {
-			return op == memlog.OpAppend && topic == mirror.StateTopic
-		})
+		mend := failing(b.host, on(memlog.OpAppend, mirror.StateTopic))
 		a.write("orders", 0, 5)
 		inState(t, m, 0, mirror.Failed)
 		pass(time.Hour)
@@ -557,8 +530,7 @@ func TestKIP_4_2_EpochInvariant(t *testing.T) {
 		a, b, m := mirrored(t, 1)
 		other := newSource(t)
 		sibling := linked(t, "dr", other, a)
-		require.NoError(t, sibling.AddTopics(t.Context(), "orders"))
-		caughtUp(t, sibling)
+		addOrders(t, sibling)
 		require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
 		require.NoError(t, sibling.Remove(within(t, time.Minute), "orders"))
 		for range 20 {
@@ -591,8 +563,7 @@ func TestKIP_4_3_Alignment(t *testing.T) {
 		b.write("orders", 0, 2)
 
 		back := linked(t, "third", a, b)
-		require.NoError(t, back.AddTopics(t.Context(), "orders"))
-		caughtUp(t, back)
+		addOrders(t, back)
 		st := state(t, back, "orders", 0)
 		require.Equal(t, mirror.Position{Epoch: 0, Offset: 15}, *st.Position)
 		require.Zero(t, st.Totals, "nothing that was mirrored is cut")
@@ -606,8 +577,7 @@ func TestKIP_4_3_Alignment(t *testing.T) {
 		a.create("orders", 1)
 		a.write("orders", 0, 10)
 		m := linked(t, "dr", b, a)
-		require.NoError(t, m.AddTopics(t.Context(), "orders"))
-		caughtUp(t, m)
+		addOrders(t, m)
 		require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
 		a.write("orders", 0, 3)
 		denied.Store(true)
@@ -618,8 +588,7 @@ func TestKIP_4_3_Alignment(t *testing.T) {
 		_, end := a.partition("orders", 0).Bounds()
 		require.Equal(t, int64(13), end)
 		denied.Store(false)
-		require.NoError(t, back.AddTopics(t.Context(), "orders"))
-		caughtUp(t, back)
+		addOrders(t, back)
 		equal(t, a, b, "orders", 1)
 	})
 	kip(t, "a partition that only one side has begins at its start", func(t *testing.T) {
@@ -628,8 +597,7 @@ func TestKIP_4_3_Alignment(t *testing.T) {
 		b.create("orders", 3) // grown on the new side
 		b.write("orders", 2, 7)
 		back := linked(t, "back", a, b)
-		require.NoError(t, back.AddTopics(t.Context(), "orders"))
-		caughtUp(t, back)
+		addOrders(t, back)
 		equal(t, a, b, "orders", 3)
 	})
 	// Row "No position": with records there it is refused, where the KIP wipes.
@@ -652,8 +620,7 @@ func TestKIP_4_3_Alignment(t *testing.T) {
 		require.NoError(t, b.partition("orders", 0).Truncate(t.Context(), 11)) // b lost a part of what it had mirrored, and its reset
 		b.write("orders", 0, 1, 1)
 		back := linked(t, "back", a, b)
-		require.NoError(t, back.AddTopics(t.Context(), "orders"))
-		caughtUp(t, back)
+		addOrders(t, back)
 		equal(t, a, b, "orders", 1)
 		require.Equal(t, mirror.Totals{Cut: 2, Cuts: 1}, state(t, back, "orders", 0).Totals)
 	})
@@ -663,8 +630,7 @@ func TestKIP_4_3_Alignment(t *testing.T) {
 		b.write("orders", 0, 4, 4)
 		require.NoError(t, b.partition("orders", 0).AdvanceStart(t.Context(), 15))
 		back := linked(t, "back", a, b)
-		require.NoError(t, back.AddTopics(t.Context(), "orders"))
-		caughtUp(t, back)
+		addOrders(t, back)
 		st := state(t, back, "orders", 0)
 		require.Equal(t, [2]int64{15, 19}, [2]int64{st.Start, st.End})
 		require.Equal(t, int64(5), st.Totals.Lost)
@@ -684,8 +650,7 @@ func TestKIP_4_3_Alignment(t *testing.T) {
 		dr, err := b.c.Mirror("dr", src)
 		require.NoError(t, err)
 		require.NoError(t, dr.Start(t.Context()))
-		require.NoError(t, dr.AddTopics(t.Context(), "orders"))
-		caughtUp(t, dr)
+		addOrders(t, dr)
 		require.NoError(t, dr.Remove(within(t, time.Minute), "orders"))
 		a.write("orders", 0, 2)
 		b.write("orders", 0, 4)
@@ -908,7 +873,7 @@ func TestKIP_4_5_Stopping(t *testing.T) {
 		require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
 		a.write("orders", 0, 2)
 		back := linked(t, "back", a, b)
-		mend := failing(a.host, func(op memlog.Op, topic string, _ int32) bool { return op == memlog.OpTruncateTo && topic == "orders" })
+		mend := failing(a.host, on(memlog.OpTruncateTo, "orders"))
 		require.NoError(t, back.AddTopics(t.Context(), "orders"))
 		inState(t, back, 0, mirror.Failed) // the cut is announced
 		mend()
@@ -951,8 +916,7 @@ func TestKIP_4_7_OutOfRange(t *testing.T) {
 		a.write("orders", 0, 10, 10)
 		require.NoError(t, a.partition("orders", 0).AdvanceStart(t.Context(), 13))
 		m := linked(t, "dr", b, a)
-		require.NoError(t, m.AddTopics(t.Context(), "orders"))
-		caughtUp(t, m)
+		addOrders(t, m)
 		st := state(t, m, "orders", 0)
 		require.Equal(t, [2]int64{13, 20}, [2]int64{st.Start, st.End})
 		require.Len(t, records(t, b, 13), 7)
@@ -978,8 +942,7 @@ func TestKIP_4_7_OutOfRange(t *testing.T) {
 		a.write("orders", 1, 10)
 		require.NoError(t, a.partition("orders", 1).AdvanceStart(t.Context(), 10)) // all of it
 		m := linked(t, "dr", b, a)
-		require.NoError(t, m.AddTopics(t.Context(), "orders"))
-		caughtUp(t, m)
+		addOrders(t, m)
 		for num, at := range []int64{0, 10} {
 			st := state(t, m, "orders", int32(num))
 			require.Equal(t, [2]int64{at, at}, [2]int64{st.Start, st.End})
@@ -1005,8 +968,7 @@ func TestKIP_5_ProducersAndTransactions(t *testing.T) {
 		a, b, m := mirrored(t, 1)
 		c := newSource(t)
 		next := linked(t, "next", c, b)
-		require.NoError(t, next.AddTopics(t.Context(), "orders"))
-		caughtUp(t, next)
+		addOrders(t, next)
 		require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
 		b.write("orders", 0, 2)
 		caughtUp(t, next)
@@ -1115,8 +1077,7 @@ func TestKIP_9_StateTopic(t *testing.T) {
 		c := sourceOn(t, b.host)
 		c.write("orders", 0, 2)
 		back := linked(t, "back", a, c)
-		require.NoError(t, back.AddTopics(t.Context(), "orders"))
-		caughtUp(t, back)
+		addOrders(t, back)
 		equal(t, a, c, "orders", 1)
 		require.Zero(t, state(t, back, "orders", 0).Totals)
 	})

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -38,6 +39,15 @@ func sourceOn(t *testing.T, host *memlog.Host, opts ...broker.Option) *source {
 	require.NoError(t, err)
 	s := &source{t: t, host: host, c: c, broker: b}
 	t.Cleanup(s.close)
+	return s
+}
+
+// newOrders is a source with n records in the only partition of its topic orders.
+func newOrders(t *testing.T, n int, opts ...broker.Option) *source {
+	t.Helper()
+	s := newSource(t, opts...)
+	s.create("orders", 1)
+	s.write("orders", 0, n)
 	return s
 }
 
@@ -101,6 +111,20 @@ func newMirror(t *testing.T, s *source, host mirror.Host, opts ...mirror.Option)
 	return m
 }
 
+// mirrorOrders is newMirror with orders in it, and all of that.
+func mirrorOrders(t *testing.T, s *source, host mirror.Host, opts ...mirror.Option) *mirror.Mirror {
+	t.Helper()
+	m := newMirror(t, s, host, opts...)
+	addOrders(t, m)
+	return m
+}
+
+func addOrders(t *testing.T, m *mirror.Mirror) {
+	t.Helper()
+	require.NoError(t, m.AddTopics(t.Context(), "orders"))
+	caughtUp(t, m)
+}
+
 func caughtUp(t *testing.T, m *mirror.Mirror, topics ...string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
@@ -150,6 +174,25 @@ func state(t *testing.T, m *mirror.Mirror, topic string, num int32) mirror.Parti
 	}
 	t.Fatalf("no partition %s-%d in %v", topic, num, m.Describe())
 	return mirror.PartitionStatus{}
+}
+
+var errDisk = errors.New("the disk is full")
+
+// failing makes a host's calls fail while a condition holds.
+func failing(host *memlog.Host, when func(op memlog.Op, topic string, partition int32) bool) (mend func()) {
+	var over atomic.Bool
+	host.Fail(func(_ context.Context, op memlog.Op, topic string, partition int32) error {
+		if !over.Load() && when(op, topic, partition) {
+			return errDisk
+		}
+		return nil
+	})
+	return func() { over.Store(true) }
+}
+
+// on is one kind of call on one topic, for failing.
+func on(call memlog.Op, name string) func(memlog.Op, string, int32) bool {
+	return func(op memlog.Op, topic string, _ int32) bool { return op == call && topic == name }
 }
 
 // eventually lets virtual time go on until a condition holds.

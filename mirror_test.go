@@ -26,9 +26,7 @@ func TestMirrorIsTheSourceByteForByte(t *testing.T) {
 		for num := range int32(3) {
 			s.write("orders", num, 1, 2, 3, 50, 1)
 		}
-		m := newMirror(t, s, memlog.New())
-		require.NoError(t, m.AddTopics(t.Context(), "orders"))
-		caughtUp(t, m)
+		m := mirrorOrders(t, s, memlog.New())
 		requireSame(t, s, m, "orders", 3)
 
 		s.write("orders", 1, 7, 7) // and what comes later
@@ -71,9 +69,7 @@ func TestMirrorGoesOnAtTheLogEndAfterARestart(t *testing.T) {
 		s.create("orders", 1)
 		s.write("orders", 0, 5, 5)
 		host := memlog.New()
-		m := newMirror(t, s, host)
-		require.NoError(t, m.AddTopics(t.Context(), "orders"))
-		caughtUp(t, m)
+		m := mirrorOrders(t, s, host)
 		require.NoError(t, m.Close())
 
 		s.write("orders", 0, 3)
@@ -91,9 +87,7 @@ func TestMirrorSurvivesACrashWithALostTail(t *testing.T) {
 		s.create("orders", 1)
 		s.write("orders", 0, 5, 5, 5, 5)
 		host := memlog.New()
-		m := newMirror(t, s, host)
-		require.NoError(t, m.AddTopics(t.Context(), "orders"))
-		caughtUp(t, m)
+		mirrorOrders(t, s, host)
 		for seed := range uint64(20) {
 			crashed := host.Crash(rng(seed))
 			again := newMirror(t, s, crashed)
@@ -111,9 +105,7 @@ func TestStartWorksWithTheSourceDown(t *testing.T) {
 		s.create("payments", 1)
 		s.write("orders", 0, 5)
 		host := memlog.New()
-		m := newMirror(t, s, host)
-		require.NoError(t, m.AddTopics(t.Context(), "orders"))
-		caughtUp(t, m)
+		m := mirrorOrders(t, s, host)
 		require.NoError(t, m.Close())
 
 		down := mirror.Source{Addr: kafka.TCP("kafka-1:9092"), Transport: &kafka.Transport{
@@ -264,12 +256,8 @@ func TestMirrorTopicIsReadOnlyInEveryStateAndAfterARestart(t *testing.T) {
 
 func TestPauseHoldsAndResumeGoesOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newSource(t)
-		s.create("orders", 1)
-		s.write("orders", 0, 5)
-		m := newMirror(t, s, memlog.New())
-		require.NoError(t, m.AddTopics(t.Context(), "orders"))
-		caughtUp(t, m)
+		s := newOrders(t, 5)
+		m := mirrorOrders(t, s, memlog.New())
 		require.NoError(t, m.Pause(t.Context(), "orders"))
 		require.NoError(t, m.Pause(t.Context(), "orders"), "pausing a paused topic changes nothing")
 		eventually(t, "paused", func() bool { return state(t, m, "orders", 0).State == mirror.Paused })
@@ -287,12 +275,8 @@ func TestPauseHoldsAndResumeGoesOn(t *testing.T) {
 
 func TestPartitionsAddedAtTheSourceBeginAtTheirStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newSource(t)
-		s.create("orders", 1)
-		s.write("orders", 0, 5)
-		m := newMirror(t, s, memlog.New(), mirror.StartAtEnd())
-		require.NoError(t, m.AddTopics(t.Context(), "orders"))
-		caughtUp(t, m)
+		s := newOrders(t, 5)
+		m := mirrorOrders(t, s, memlog.New(), mirror.StartAtEnd())
 		require.Equal(t, int64(5), state(t, m, "orders", 0).Start, "StartAtEnd")
 
 		s.create("orders", 3)
@@ -310,9 +294,7 @@ func TestLogStartFollowsTheSource(t *testing.T) {
 		s := newSource(t)
 		s.create("orders", 1)
 		s.write("orders", 0, 10, 10, 10)
-		m := newMirror(t, s, memlog.New())
-		require.NoError(t, m.AddTopics(t.Context(), "orders"))
-		caughtUp(t, m)
+		m := mirrorOrders(t, s, memlog.New())
 		require.NoError(t, s.partition("orders", 0).AdvanceStart(t.Context(), 15)) // inside a batch
 		s.write("orders", 0, 1)
 		eventually(t, "start 15", func() bool { return state(t, m, "orders", 0).Start == 15 })
@@ -330,13 +312,9 @@ func TestLogStartFollowsTheSource(t *testing.T) {
 
 func TestRetentionThatOvertakesAPausedMirrorIsReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newSource(t)
-		s.create("orders", 1)
-		s.write("orders", 0, 100)
+		s := newOrders(t, 100)
 		ev := new(events)
-		m := newMirror(t, s, memlog.New(), mirror.OnEvent(ev.add))
-		require.NoError(t, m.AddTopics(t.Context(), "orders"))
-		caughtUp(t, m)
+		m := mirrorOrders(t, s, memlog.New(), mirror.OnEvent(ev.add))
 		require.NoError(t, m.Pause(t.Context(), "orders"))
 		eventually(t, "paused", func() bool { return state(t, m, "orders", 0).State == mirror.Paused })
 		s.write("orders", 0, 400, 10)
@@ -359,9 +337,7 @@ func TestUncleanElectionAtTheSourceIsCutAndRefilled(t *testing.T) {
 	for _, when := range []string{"while mirroring", "while paused", "while down"} {
 		t.Run(when, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := newSource(t, broker.Nodes(2))
-				s.create("orders", 1)
-				s.write("orders", 0, 10)
+				s := newOrders(t, 10, broker.Nodes(2))
 				require.NoError(t, s.broker.Elect("orders", 0, 1, false))
 				host, ev := memlog.New(), new(events)
 				m := newMirror(t, s, host, mirror.OnEvent(ev.add))
@@ -403,9 +379,7 @@ func TestFailOnDivergenceCutsNothingUntilRecover(t *testing.T) {
 		s := newSource(t, broker.Nodes(2))
 		s.create("orders", 1)
 		s.write("orders", 0, 10, 1, 1)
-		m := newMirror(t, s, memlog.New(), mirror.FailOnDivergence())
-		require.NoError(t, m.AddTopics(t.Context(), "orders"))
-		caughtUp(t, m)
+		m := mirrorOrders(t, s, memlog.New(), mirror.FailOnDivergence())
 		require.NoError(t, s.broker.Lag("orders", 0, 2, 10))
 		require.NoError(t, s.broker.Elect("orders", 0, 2, true))
 		s.write("orders", 0, 1)
@@ -431,9 +405,7 @@ func TestRecoverAllowsTheCutThatIsNamed(t *testing.T) {
 		s := newSource(t, broker.Nodes(2))
 		s.create("orders", 1)
 		s.write("orders", 0, 10, 1, 1)
-		m := newMirror(t, s, memlog.New(), mirror.FailOnDivergence())
-		require.NoError(t, m.AddTopics(t.Context(), "orders"))
-		caughtUp(t, m)
+		m := mirrorOrders(t, s, memlog.New(), mirror.FailOnDivergence())
 		lose := func(node int32, end int64) { // an unclean election, after which nothing is written
 			require.NoError(t, s.broker.Lag("orders", 0, node, end))
 			require.NoError(t, s.broker.Elect("orders", 0, node, true))
@@ -473,9 +445,7 @@ func TestADeposedLeadersAnswersCutNothing(t *testing.T) {
 }
 
 func lowerEpoch(t *testing.T, restored bool) {
-	s := newSource(t, broker.Nodes(2))
-	s.create("orders", 1)
-	s.write("orders", 0, 10)
+	s := newOrders(t, 10, broker.Nodes(2))
 	require.NoError(t, s.broker.Elect("orders", 0, 1, false))
 	then, err := copyOf(t.Context(), s.host)
 	require.NoError(t, err)
@@ -572,9 +542,7 @@ func TestAddedPartitionsAreWaitedFor(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			s := newSource(t)
 			s.create("orders", 1)
-			m := newMirror(t, s, memlog.New(), mirror.RefreshInterval(time.Hour))
-			require.NoError(t, m.AddTopics(t.Context(), "orders"))
-			caughtUp(t, m)
+			m := mirrorOrders(t, s, memlog.New(), mirror.RefreshInterval(time.Hour))
 			pass(time.Minute)
 			s.create("orders", 3)
 			s.write("orders", 2, 5)
@@ -607,9 +575,7 @@ func TestCloseCutsALongPollAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSource(t)
 		s.create("orders", 1)
-		m := newMirror(t, s, memlog.New(), mirror.FetchWait(30*time.Second))
-		require.NoError(t, m.AddTopics(t.Context(), "orders"))
-		caughtUp(t, m)
+		m := mirrorOrders(t, s, memlog.New(), mirror.FetchWait(30*time.Second))
 		pass(100 * time.Second)
 		before := time.Now()
 		require.NoError(t, m.Close())
@@ -625,9 +591,7 @@ func TestANewerCoordinatorFencesTheOlder(t *testing.T) {
 		s.create("payments", 1)
 		host := memlog.New()
 		ev := new(events)
-		old := newMirror(t, s, host, mirror.OnEvent(ev.add))
-		require.NoError(t, old.AddTopics(t.Context(), "orders"))
-		caughtUp(t, old)
+		old := mirrorOrders(t, s, host, mirror.OnEvent(ev.add))
 		p, waiting := open(t, old.Coordinator(), "orders", 0), make(chan error, 1)
 		go func() { waiting <- p.Wait(t.Context(), 0) }()
 		next := newMirror(t, s, host)
@@ -657,9 +621,7 @@ func TestTwoCoordinatorsOnOneHostMakeOneCopy(t *testing.T) {
 		s := newSource(t)
 		s.create("orders", 1)
 		host := memlog.New()
-		old := newMirror(t, s, host)
-		require.NoError(t, old.AddTopics(t.Context(), "orders"))
-		caughtUp(t, old)
+		mirrorOrders(t, s, host)
 		next := newMirror(t, s, host)
 		for range 50 {
 			s.write("orders", 0, 1, 2, 3)

@@ -29,24 +29,13 @@ func backup(t *testing.T, host *memlog.Host) (restore func()) {
 // The old state says that the partition has failed, and would be tried again by itself.
 func TestAnOlderStateThatHasFailedIsNamedToo(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		a, host := newSource(t, broker.Nodes(2)), memlog.New()
-		a.create("orders", 1)
-		a.write("orders", 0, 10)
-		m := newMirror(t, a, host)
-		require.NoError(t, m.AddTopics(t.Context(), "orders"))
-		caughtUp(t, m)
-		var full atomic.Bool
-		full.Store(true)
-		host.Fail(func(_ context.Context, op memlog.Op, topic string, _ int32) error {
-			if full.Load() && op == memlog.OpAppend && topic == "orders" {
-				return errDisk
-			}
-			return nil
-		})
+		a, host := newOrders(t, 10, broker.Nodes(2)), memlog.New()
+		m := mirrorOrders(t, a, host)
+		mend := failing(host, on(memlog.OpAppend, "orders"))
 		a.write("orders", 0, 1)
 		inState(t, m, 0, mirror.Failed)
 		restore := backup(t, host)
-		full.Store(false)
+		mend()
 		inState(t, m, 0, mirror.Mirroring)
 		olderThanData(t, a, host, m, restore)
 	})
@@ -64,12 +53,8 @@ func TestAnOlderStateIsNamedThoughTheHostFails(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
-				a, host := newSource(t, broker.Nodes(2)), memlog.New()
-				a.create("orders", 1)
-				a.write("orders", 0, 10)
-				m := newMirror(t, a, host)
-				require.NoError(t, m.AddTopics(t.Context(), "orders"))
-				caughtUp(t, m)
+				a, host := newOrders(t, 10, broker.Nodes(2)), memlog.New()
+				m := mirrorOrders(t, a, host)
 				olderThanData(t, a, host, m, backup(t, host), fails)
 			})
 		})
@@ -146,12 +131,8 @@ func TestALocalWriteAfterAnOlderStateKeepsApart(t *testing.T) {
 
 func keptApart(t *testing.T, first func(*testing.T, *mirror.Coordinator, *mirror.Partition)) {
 	inBubble(t, func(t *testing.T) {
-		a, host := newSource(t), memlog.New()
-		a.create("orders", 1)
-		a.write("orders", 0, 10)
-		m := newMirror(t, a, host)
-		require.NoError(t, m.AddTopics(t.Context(), "orders"))
-		caughtUp(t, m)
+		a, host := newOrders(t, 10), memlog.New()
+		m := mirrorOrders(t, a, host)
 		require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
 		restore := backup(t, host)
 		require.NoError(t, m.Resume(t.Context(), "orders"))
@@ -182,9 +163,7 @@ func TestAnAnnouncedCutOfAnOlderStateIsNotCarriedOutAgain(t *testing.T) {
 }
 
 func overwrittenOnce(t *testing.T) {
-	a, host := newSource(t), memlog.New()
-	a.create("orders", 1)
-	a.write("orders", 0, 30)
+	a, host := newOrders(t, 30), memlog.New()
 	require.NoError(t, host.EnsureTopic(t.Context(), mirror.Topic{Name: "orders", ID: topicID(t, a.host, "orders"), Partitions: 1}))
 	m := newMirror(t, a, host)
 	p := open(t, m.Coordinator(), "orders", 0)
@@ -210,12 +189,8 @@ func overwrittenOnce(t *testing.T) {
 }
 
 func cutOnce(t *testing.T, kept int64) {
-	a, host := newSource(t, broker.Nodes(2)), memlog.New()
-	a.create("orders", 1)
-	a.write("orders", 0, 10)
-	m := newMirror(t, a, host)
-	require.NoError(t, m.AddTopics(t.Context(), "orders"))
-	caughtUp(t, m)
+	a, host := newOrders(t, 10, broker.Nodes(2)), memlog.New()
+	m := mirrorOrders(t, a, host)
 	require.NoError(t, a.broker.Elect("orders", 0, 1, false))
 	a.write("orders", 0, 3)
 	caughtUp(t, m)
@@ -245,13 +220,9 @@ func cutOnce(t *testing.T, kept int64) {
 // for it again.
 func TestAStopOfAnOlderStateIsNotResumedByItself(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		a, host := newSource(t), memlog.New()
-		a.create("orders", 1)
-		a.write("orders", 0, 10)
+		a, host := newOrders(t, 10), memlog.New()
 		appendTo(t, a.partition("orders", 0), produced(5, 7, true))
-		m := newMirror(t, a, host, mirror.TruncateToStable(100))
-		require.NoError(t, m.AddTopics(t.Context(), "orders"))
-		caughtUp(t, m)
+		m := mirrorOrders(t, a, host, mirror.TruncateToStable(100))
 		var restore func()
 		host.Fail(func(_ context.Context, op memlog.Op, topic string, _ int32) error {
 			if op == memlog.OpTruncateTo && topic == "orders" && restore == nil {
@@ -280,26 +251,15 @@ func TestAStopOfAnOlderStateIsNotResumedByItself(t *testing.T) {
 // Someone has decided: a later failure is tried again by itself, also after a restart.
 func TestAnOlderStateIsForgottenOnceSomeoneHasDecided(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		a, host := newSource(t, broker.Nodes(2)), memlog.New()
-		a.create("orders", 1)
-		a.write("orders", 0, 10)
-		m := newMirror(t, a, host)
-		require.NoError(t, m.AddTopics(t.Context(), "orders"))
-		caughtUp(t, m)
+		a, host := newOrders(t, 10, broker.Nodes(2)), memlog.New()
+		m := mirrorOrders(t, a, host)
 		olderThanData(t, a, host, m, backup(t, host))
 		m = newMirror(t, a, host)
-		var full atomic.Bool
-		full.Store(true)
-		host.Fail(func(_ context.Context, op memlog.Op, topic string, _ int32) error {
-			if full.Load() && op == memlog.OpAppend && topic == "orders" {
-				return errDisk
-			}
-			return nil
-		})
+		mend := failing(host, on(memlog.OpAppend, "orders"))
 		a.write("orders", 0, 1)
 		inState(t, m, 0, mirror.Failed)
 		require.NoError(t, m.Close())
-		full.Store(false)
+		mend()
 		m = newMirror(t, a, host)
 		inState(t, m, 0, mirror.Mirroring)
 		caughtUp(t, m)
@@ -312,12 +272,8 @@ func TestAFailureThatCannotBeWrittenWaitsForAWordToo(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		a, host := newSource(t), memlog.New()
 		a.create("orders", 1)
-		m := newMirror(t, a, host)
-		require.NoError(t, m.AddTopics(t.Context(), "orders"))
-		caughtUp(t, m)
-		mend := failing(host, func(op memlog.Op, topic string, _ int32) bool {
-			return op == memlog.OpAppend && topic == mirror.StateTopic
-		})
+		m := mirrorOrders(t, a, host)
+		mend := failing(host, on(memlog.OpAppend, mirror.StateTopic))
 		defer mend()
 		recreate(t, a, 3)
 		require.True(t, inState(t, m, 0, mirror.Failed).NeedsWord)
@@ -328,12 +284,8 @@ func TestAFailureThatCannotBeWrittenWaitsForAWordToo(t *testing.T) {
 // when it is asked for again is none that the other side may use next.
 func TestAStopOfAnOlderStateKeepsApart(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		a, host := newSource(t), memlog.New()
-		a.create("orders", 1)
-		a.write("orders", 0, 10)
-		m := newMirror(t, a, host)
-		require.NoError(t, m.AddTopics(t.Context(), "orders"))
-		caughtUp(t, m)
+		a, host := newOrders(t, 10), memlog.New()
+		m := mirrorOrders(t, a, host)
 		var restore func()
 		host.Fail(func(_ context.Context, op memlog.Op, topic string, _ int32) error {
 			if op == memlog.OpAppend && topic == "orders" && restore == nil {

@@ -110,16 +110,13 @@ func TestATakeoversOwnMarkersAreNamed(t *testing.T) {
 		t.Run(x.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var told []string
-				a, host := newSource(t), memlog.New()
-				a.create("orders", 1)
-				a.write("orders", 0, 10)
+				a, host := newOrders(t, 10), memlog.New()
 				m := newMirror(t, a, host, mirror.OnEvent(func(e mirror.Event) {
 					if e.Kind == mirror.Truncated {
 						told = append(told, e.Reason)
 					}
 				}))
-				require.NoError(t, m.AddTopics(t.Context(), "orders"))
-				caughtUp(t, m)
+				addOrders(t, m)
 				require.NoError(t, m.Remove(t.Context(), "orders"))
 				if x.write > 0 {
 					appendTo(t, open(t, m.Coordinator(), "orders", 0), plain(x.write))
@@ -205,9 +202,7 @@ func TestEventsThatWaitAtCloseAreDelivered(t *testing.T) {
 		a.create("orders", 4)
 		hold := make(chan struct{})
 		var told int
-		m := newMirror(t, a, memlog.New(), mirror.OnEvent(func(mirror.Event) { <-hold; told++ }))
-		require.NoError(t, m.AddTopics(t.Context(), "orders"))
-		caughtUp(t, m)
+		m := mirrorOrders(t, a, memlog.New(), mirror.OnEvent(func(mirror.Event) { <-hold; told++ }))
 		time.AfterFunc(time.Second, func() { close(hold) })
 		require.NoError(t, m.Close())
 		require.GreaterOrEqual(t, told, 4)

@@ -79,8 +79,7 @@ func TestFlippedBitsNeverReachTheLog(t *testing.T) {
 					return n, nil
 				}}
 			}), memlog.New(), mirror.RequestTimeout(time.Second))
-			require.NoError(t, m.AddTopics(t.Context(), "orders"))
-			caughtUp(t, m)
+			addOrders(t, m)
 			spoil.Store(true)
 			for i := range 40 {
 				s.write("orders", 0, 20+i, 30)
@@ -136,9 +135,7 @@ func TestDamagedBatchFailsItsPartitionOnly(t *testing.T) {
 // A peer that accepts connections and then says nothing is given up after the request time-out, and named.
 func TestSilentSourceIsUnreachableAndRecovers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newSource(t)
-		s.create("orders", 1)
-		s.write("orders", 0, 3)
+		s := newOrders(t, 3)
 		var silent atomic.Bool
 		m := mirrorOf(t, s.spoiled(func(c net.Conn) net.Conn {
 			return &readConn{c, func(n int, b []byte) (int, error) {
@@ -148,8 +145,7 @@ func TestSilentSourceIsUnreachableAndRecovers(t *testing.T) {
 				return n, nil
 			}}
 		}), memlog.New(), mirror.RequestTimeout(5*time.Second))
-		require.NoError(t, m.AddTopics(t.Context(), "orders"))
-		caughtUp(t, m)
+		addOrders(t, m)
 		pass(time.Second) // no metadata are under way
 		silent.Store(true)
 		s.write("orders", 0, 3)
@@ -168,12 +164,8 @@ func TestAFailureThatIsNotPersistedNeedsItsDecision(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, host := newSource(t), memlog.New()
 		s.create("orders", 1)
-		m := newMirror(t, s, host)
-		require.NoError(t, m.AddTopics(t.Context(), "orders"))
-		caughtUp(t, m)
-		mend := failing(host, func(op memlog.Op, topic string, _ int32) bool {
-			return op == memlog.OpAppend && topic == mirror.StateTopic
-		})
+		m := mirrorOrders(t, s, host)
+		mend := failing(host, on(memlog.OpAppend, mirror.StateTopic))
 		require.NoError(t, s.host.DeleteTopic(t.Context(), "orders"))
 		s.create("orders", 1)
 		require.Contains(t, inState(t, m, 0, mirror.Failed).Reason, "recreated")
@@ -216,9 +208,7 @@ func TestAPauseAndAStopEndBadHealth(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			s, ev := newSource(t), new(events)
 			s.create("orders", 1)
-			m := newMirror(t, s, memlog.New(), mirror.OnEvent(ev.add))
-			require.NoError(t, m.AddTopics(t.Context(), "orders"))
-			caughtUp(t, m)
+			m := mirrorOrders(t, s, memlog.New(), mirror.OnEvent(ev.add))
 			require.NoError(t, s.broker.Close())
 			eventually(t, "unreachable", func() bool { return state(t, m, "orders", 0).Health == mirror.Unreachable })
 			require.NoError(t, do(m, t.Context(), "orders"))
@@ -279,9 +269,7 @@ func TestBatchAboveAllLimits(t *testing.T) {
 		s.create("orders", 2)
 		s.write("orders", 0, 3, 300_000, 3)
 		s.write("orders", 1, 3, 3, 3)
-		m := newMirror(t, s, memlog.New(), mirror.FetchBytes(64<<10), mirror.PartitionFetchBytes(4<<10), mirror.ByteBudget(1<<20))
-		require.NoError(t, m.AddTopics(t.Context(), "orders"))
-		caughtUp(t, m)
+		m := mirrorOrders(t, s, memlog.New(), mirror.FetchBytes(64<<10), mirror.PartitionFetchBytes(4<<10), mirror.ByteBudget(1<<20))
 		requireSame(t, s, m, "orders", 2)
 	})
 }
@@ -370,8 +358,7 @@ func TestCloseIsNoTroubleOfTheSource(t *testing.T) {
 					return n, nil
 				}}
 			}), memlog.New())
-			require.NoError(t, m.AddTopics(t.Context(), "orders"))
-			caughtUp(t, m)
+			addOrders(t, m)
 			pass(time.Second)
 			silent.Store(true)
 			if dead {
