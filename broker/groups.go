@@ -250,25 +250,23 @@ func (b *Broker) offsetFetch(ctx context.Context, c *call, req *kmsg.OffsetFetch
 		}
 		return
 	}
-	if !b.allowed(c, "Describe", "Group:"+req.Group) {
-		resp.ErrorCode = groupAuthorizationFailed
-		return
+	group := kmsg.NewOffsetFetchRequestGroup()
+	group.Group = req.Group
+	if req.Topics != nil { // else all that it has committed
+		group.Topics = []kmsg.OffsetFetchRequestGroupTopic{}
 	}
-	asked := make(map[string][]int32)
 	for _, t := range req.Topics {
-		asked[t.Topic] = append(asked[t.Topic], t.Partitions...)
+		asked := kmsg.NewOffsetFetchRequestGroupTopic()
+		asked.Topic, asked.Partitions = t.Topic, t.Partitions
+		group.Topics = append(group.Topics, asked)
 	}
-	if req.Topics == nil {
-		asked = b.groups.of(req.Group)
-	}
-	for topic, partitions := range asked {
+	found := b.groupOffsets(ctx, c, &group)
+	resp.ErrorCode = found.ErrorCode
+	for _, t := range found.Topics {
 		out := kmsg.NewOffsetFetchResponseTopic()
-		out.Topic = topic
-		for _, n := range partitions {
-			f := b.fetchOffset(ctx, c, req.Group, topic, n)
-			p := kmsg.NewOffsetFetchResponseTopicPartition()
-			p.Partition, p.Offset, p.LeaderEpoch, p.Metadata, p.ErrorCode = n, f.offset, f.epoch, f.metadata, f.code
-			out.Partitions = append(out.Partitions, p)
+		out.Topic = t.Topic
+		for _, p := range t.Partitions {
+			out.Partitions = append(out.Partitions, kmsg.OffsetFetchResponseTopicPartition(p))
 		}
 		resp.Topics = append(resp.Topics, out)
 	}
