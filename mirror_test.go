@@ -625,7 +625,7 @@ func TestTwoCoordinatorsOnOneHostMakeOneCopy(t *testing.T) {
 		next := newMirror(t, s, host)
 		for range 50 {
 			s.write("orders", 0, 1, 2, 3)
-			time.Sleep(time.Millisecond)
+			pass(time.Millisecond)
 		}
 		eventually(t, "the same", func() bool { st := state(t, next, "orders", 0); return st.End == 300 && st.State == mirror.Mirroring })
 		requireSame(t, s, next, "orders", 1)

@@ -584,7 +584,7 @@ var brokenLogs = []struct {
 		},
 		bounds: func(l *brokenLog) (int64, int64) {
 			if l.number.Load() > 0 {
-				time.Sleep(6 * time.Second)
+				time.Sleep(6 * time.Second) // longer than slowBounds
 			}
 			return l.Log.Bounds()
 		},

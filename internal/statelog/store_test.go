@@ -199,14 +199,14 @@ func TestPutsThatComeOneByOneShareSyncsToo(t *testing.T) {
 		before := log.count("sync")
 		log.before = func(_ context.Context, op string) fault {
 			if op == "sync" {
-				time.Sleep(200 * time.Microsecond)
+				time.Sleep(200 * time.Microsecond) // virtual: what a sync takes
 			}
 			return noFault
 		}
 		var puts sync.WaitGroup
 		for i := range int64(1000) { // each on its way through three states, behind the one before it
 			puts.Go(func() {
-				time.Sleep(time.Duration(i) * 100 * time.Microsecond)
+				time.Sleep(time.Duration(i) * 100 * time.Microsecond) // virtual: one after another
 				for state := range int64(3) {
 					require.NoError(t, s.Put(t.Context(), rec(i, fmt.Sprint(state))))
 				}

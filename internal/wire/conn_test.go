@@ -63,7 +63,7 @@ func TestConnectionsAreReused(t *testing.T) {
 		dialled, open := c.count()
 		require.Equal(t, []int{1, 1}, []int{dialled, open})
 
-		time.Sleep(defaultIdleTimeout + time.Second)
+		time.Sleep(defaultIdleTimeout + time.Second) // virtual
 		_, err := client.Metadata(t.Context(), nil)
 		require.NoError(t, err)
 		synctest.Wait()
@@ -116,13 +116,13 @@ func TestEveryAddressIsTried(t *testing.T) {
 		require.Equal(t, []string{"boot-1:9092", "boot-2:9092"}, c.dials)
 
 		delete(alive, "boot-2:9092")
-		time.Sleep(time.Minute)
+		time.Sleep(time.Minute) // virtual: what is known grows old
 		_, err = client.Metadata(t.Context(), nil)
 		require.NoError(t, err, "the bootstrap brokers are gone, metadata named others")
 		require.Equal(t, []string{"boot-2:9092", "boot-1:9092", "broker-1:9092", "broker-2:9092", "broker-3:9092"}, c.dials[2:])
 
 		clear(alive)
-		time.Sleep(time.Minute)
+		time.Sleep(time.Minute) // virtual: what is known grows old
 		_, err = client.Metadata(t.Context(), nil)
 		require.ErrorContains(t, err, "boot-1:9092")
 		require.ErrorContains(t, err, "broker-2:9092")

@@ -500,7 +500,7 @@ func TestSlowButMovingAnswerIsNotGivenUp(t *testing.T) {
 			p.next()
 			b := frame(p.corr, p.req, answerTo(7, 0, got("a", 0, records)))
 			for piece := range slices.Chunk(b, step) {
-				time.Sleep(9 * time.Second)
+				time.Sleep(9 * time.Second) // virtual: slow, and each piece in time
 				p.Write(piece)
 			}
 			p.next()
