@@ -2,7 +2,6 @@ package mirror
 
 import (
 	"fmt"
-	"maps"
 	"sync"
 	"sync/atomic"
 )
@@ -21,7 +20,7 @@ func (e *ReadOnlyError) Error() string {
 type gate struct {
 	changing sync.Mutex
 	shut     atomic.Pointer[error] // why nobody may write: closed, or fenced
-	topics   atomic.Pointer[map[string]*gateTopic]
+	topics   sync.Map              // name -> *gateTopic
 }
 
 // gateTopic is a topic of a mirror. A topic that is in no mirror has none, and is open.
@@ -52,11 +51,7 @@ func (g *gate) check(topic string, partition int32) error {
 	if err := g.shut.Load(); err != nil {
 		return *err
 	}
-	topics := g.topics.Load()
-	if topics == nil {
-		return nil
-	}
-	t := (*topics)[topic]
+	t := g.topic(topic)
 	switch {
 	case t == nil:
 		return nil
@@ -66,6 +61,12 @@ func (g *gate) check(topic string, partition int32) error {
 		return nil
 	}
 	return t.err
+}
+
+func (g *gate) topic(name string) *gateTopic {
+	t, _ := g.topics.Load(name)
+	found, _ := t.(*gateTopic)
+	return found
 }
 
 // closeTopic closes all partitions of a topic for everyone but the mirror.
@@ -82,7 +83,7 @@ func (g *gate) openWhere(topic, mirror string, partitions int32, open func(parti
 	for i := range partitions {
 		t.set(i, open(i))
 	}
-	g.put(topic, t)
+	g.topics.Store(topic, t)
 }
 
 // grow keeps what is open and adds closed partitions.
@@ -90,26 +91,27 @@ func (g *gate) grow(topic, mirror string, partitions int32) {
 	t := newGateTopic(&ReadOnlyError{Topic: topic, Mirror: mirror}, partitions)
 	g.changing.Lock()
 	defer g.changing.Unlock()
-	if topics := g.topics.Load(); topics != nil && (*topics)[topic] != nil {
-		old := (*topics)[topic].open
-		for i := range old {
-			t.set(int32(i), old[i].Load())
+	if old := g.topic(topic); old != nil {
+		for i := range old.open {
+			t.set(int32(i), old.open[i].Load())
 		}
 	}
-	g.put(topic, t)
+	g.topics.Store(topic, t)
 }
 
 // release makes the topic an ordinary one: no mirror has ever had it, or an addition is taken back.
-func (g *gate) release(topic string) { g.replace(topic, nil) }
+func (g *gate) release(topic string) {
+	g.changing.Lock()
+	defer g.changing.Unlock()
+	g.topics.Delete(topic)
+}
 
 // setOpen opens or closes one partition of a mirror topic.
 func (g *gate) setOpen(topic string, partition int32, open bool) {
 	g.changing.Lock()
 	defer g.changing.Unlock()
-	if topics := g.topics.Load(); topics != nil {
-		if t := (*topics)[topic]; t != nil {
-			t.set(partition, open)
-		}
+	if t := g.topic(topic); t != nil {
+		t.set(partition, open)
 	}
 }
 
@@ -119,21 +121,7 @@ func (g *gate) forbid(topic string, err error) { g.replace(topic, newGateTopic(e
 func (g *gate) replace(topic string, t *gateTopic) {
 	g.changing.Lock()
 	defer g.changing.Unlock()
-	g.put(topic, t)
-}
-
-// put publishes a new map; the caller holds changing.
-func (g *gate) put(topic string, t *gateTopic) {
-	topics := make(map[string]*gateTopic)
-	if old := g.topics.Load(); old != nil {
-		maps.Copy(topics, *old)
-	}
-	if t == nil {
-		delete(topics, topic)
-	} else {
-		topics[topic] = t
-	}
-	g.topics.Store(&topics)
+	g.topics.Store(topic, t)
 }
 
 // close shuts the gate for good; the first reason stays.
