@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/clustermirror/mirror/internal/batch"
@@ -401,7 +402,7 @@ func (r *replica) mustAllow(loss error) error {
 func (r *replica) allows(failure error) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.allowed == failure.Error()
+	return slices.Contains(r.allowed, failure.Error())
 }
 
 // leaveEpoch raises the leader epoch if the log has batches of it, which are about to go: whoever remembers one of them must be

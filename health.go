@@ -75,7 +75,7 @@ func (r *replica) seen(start, end, ours int64) {
 func (r *replica) progressed(bytes int) {
 	r.mu.Lock()
 	r.bytes += int64(bytes)
-	r.moved, r.allowed, r.realigned = time.Now(), "", 0
+	r.moved, r.realigned = time.Now(), 0
 	r.mu.Unlock()
 	r.recovered()
 }

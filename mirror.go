@@ -41,6 +41,7 @@ import (
 	"fmt"
 	"iter"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 
@@ -343,7 +344,10 @@ func (m *Mirror) Recover(ctx context.Context, topics ...string) error {
 		for _, r := range t.partitions() {
 			r.mu.Lock()
 			if r.stored.state == Failed {
-				r.stored.decide, r.stored.tries, r.realigned, r.allowed, r.told = false, 0, 0, r.stored.text, true
+				r.stored.decide, r.stored.tries, r.realigned, r.told = false, 0, 0, true
+				if !slices.Contains(r.allowed, r.stored.text) { // one may stand behind another: both are needed then
+					r.allowed = append(r.allowed, r.stored.text)
+				}
 				r.retry = nil
 				if r.timer != nil {
 					r.timer.Stop()

@@ -31,12 +31,12 @@ type replica struct {
 	told      bool // a command has come since the state was loaded
 	totals    Totals
 
-	busy, again bool   // drive is running; and must look again before it ends
-	failing     error  // a failure that drive has not seen yet
-	diverged    string // why the fetcher thinks that the logs have parted; "" if it doesn't
-	realigned   int    // in a row, with no cut and no record since
-	allowed     string // the failure that Recover was called for: a cut that it names may be carried out
-	gen         uint64 // what was fetched under an older one is dropped
+	busy, again bool     // drive is running; and must look again before it ends
+	failing     error    // a failure that drive has not seen yet
+	diverged    string   // why the fetcher thinks that the logs have parted; "" if it doesn't
+	realigned   int      // in a row, with no cut and no record since
+	allowed     []string // the failures that Recover was called for since it last went well: a cut that one names may be carried out
+	gen         uint64   // what was fetched under an older one is dropped
 	fetcher     *fetcher
 	retry       *backoff.ExponentialBackOff
 	timer       *time.Timer
@@ -451,7 +451,7 @@ func (r *replica) due() bool {
 // recovered forgets failures, after the first validated batch or a completed alignment with nothing to fetch.
 func (r *replica) recovered() {
 	r.mu.Lock()
-	r.retry = nil
+	r.retry, r.allowed = nil, nil
 	r.stored.tries, r.stored.text, r.stored.before = 0, "", Unknown
 	r.trouble = nil
 	r.mu.Unlock()
