@@ -376,11 +376,16 @@ func (e cutEntry) first(start int64) int64 {
 	return e.From
 }
 
+// outgrown says that more has come since the cut was carried out, whatever its epoch: before, nothing does.
+func (e cutEntry) outgrown(end int64) bool { return end > e.To }
+
 // carriedOut says that an announced cut has been carried out, however the log has grown since: after a crash, or when the state is older
 // than the log.
 func (e cutEntry) carriedOut(ctx context.Context, p *Partition) (bool, error) {
 	start, end := p.Bounds()
 	switch {
+	case e.outgrown(end):
+		return true, nil
 	case e.Reset && start == end:
 		return start == e.Target, nil
 	case !e.Reset && end <= e.Target:
@@ -527,15 +532,26 @@ func (p *Partition) olderState(ctx context.Context, r *replica) error {
 		return err
 	}
 	recorded := p.c.leaderEpoch(p.id, p.num)
-	if latest <= recorded {
-		return nil
+	cut, announced, err := get[cutEntry](r.m.c.store, r.key(typeCut))
+	if err != nil {
+		return err
 	}
-	if _, ok := r.m.c.store.Get(r.key(typeCut)); ok { // carried out and reported before anything of that epoch came
-		if err := r.m.c.put(ctx, statelog.Record{Key: r.key(typeCut)}); err != nil {
-			return err
+	var how string
+	switch {
+	case latest <= recorded && !(announced && cut.outgrown(end)):
+		return nil
+	case latest <= recorded:
+		how = fmt.Sprintf("goes on to offset %d, the state has yet to cut [%d, %d) of it", end, cut.From, cut.To)
+	default:
+		how = fmt.Sprintf("holds leader epoch %d, the state knows none above %d", latest, recorded)
+		if announced { // carried out and reported before anything of that epoch came
+			if err := r.m.c.put(ctx, statelog.Record{Key: r.key(typeCut)}); err != nil {
+				return err
+			}
 		}
 	}
-	return r.to(ctx, evFail, undecided(fmt.Errorf("%s holds leader epoch %d, the state knows none above %d: the state is older than the data (restored from a backup?); nothing was cut. Recover goes on after comparing with the source", r, latest, recorded)), func(rd *round) { rd.Older = true })
+	return r.to(ctx, evFail, undecided(fmt.Errorf("%s %s: the state is older than the data (restored from a backup?); nothing was cut. "+
+		"Recover goes on after comparing with the source", r, how)), func(rd *round) { rd.Older = true })
 }
 
 // prove says whether what is here is the source's (the topic ids are the same): our epochs end where the source's do, and it holds our last

@@ -160,6 +160,39 @@ func TestAnAnnouncedCutOfAnOlderStateIsNotCarriedOutAgain(t *testing.T) {
 		t.Run(name, func(t *testing.T) { inBubble(t, func(t *testing.T) { cutOnce(t, kept) }) })
 	}
 	t.Run("overwrite", func(t *testing.T) { inBubble(t, overwrittenOnce) })
+	t.Run("overtaken", func(t *testing.T) { inBubble(t, overtakenOnce) })
+}
+
+// The source's retention overtook a mirror that was paused, and what came since has the epoch of what was dropped.
+func overtakenOnce(t *testing.T) {
+	a, host := newSource(t), memlog.New()
+	a.create("orders", 1)
+	a.write("orders", 0, 10)
+	m := newMirror(t, a, host)
+	require.NoError(t, m.AddTopics(t.Context(), "orders"))
+	caughtUp(t, m)
+	require.NoError(t, m.Pause(t.Context(), "orders"))
+	inState(t, m, 0, mirror.Paused)
+	a.write("orders", 0, 10)
+	require.NoError(t, a.partition("orders", 0).AdvanceStart(t.Context(), 20))
+	var restore func()
+	host.Fail(func(_ context.Context, op memlog.Op, topic string, _ int32) error {
+		if op == memlog.OpReset && topic == "orders" && restore == nil {
+			restore = backup(t, host)
+		}
+		return nil
+	})
+	require.NoError(t, m.Resume(t.Context(), "orders"))
+	a.write("orders", 0, 20)
+	caughtUp(t, m)
+	lost := state(t, m, "orders", 0).Totals
+	require.NoError(t, m.Close())
+	restore()
+	require.NoError(t, a.broker.Close())
+	m = newMirror(t, a, host)
+	require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
+	require.Equal(t, int64(40), state(t, m, "orders", 0).Position.Offset, "what was mirrored is kept")
+	require.Equal(t, lost, state(t, m, "orders", 0).Totals, "it is reported, for the old state knows of no report")
 }
 
 func overwrittenOnce(t *testing.T) {
@@ -245,6 +278,45 @@ func TestAStopOfAnOlderStateIsNotResumedByItself(t *testing.T) {
 		require.Equal(t, end, st.End)
 		require.NoError(t, m.Remove(within(t, time.Minute), "orders"), "it works from every state")
 		require.NoError(t, m.Coordinator().CheckWrite("orders", 0))
+	})
+}
+
+// The same, and then the topic was mirrored again: what was cut has come back, with the same epoch, and more. That the log goes on beyond
+// what was to be cut tells that the state is older.
+func TestACutThatTheLogHasOutgrownNamesAnOlderState(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		a, host := newSource(t), memlog.New()
+		a.create("orders", 1)
+		a.write("orders", 0, 10)
+		appendTo(t, a.partition("orders", 0), produced(5, 7, true))
+		m := newMirror(t, a, host, mirror.TruncateToStable(100))
+		require.NoError(t, m.AddTopics(t.Context(), "orders"))
+		caughtUp(t, m)
+		var restore func()
+		host.Fail(func(_ context.Context, op memlog.Op, topic string, _ int32) error {
+			if op == memlog.OpTruncateTo && topic == "orders" && restore == nil {
+				restore = backup(t, host)
+			}
+			return nil
+		})
+		require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
+		require.NoError(t, m.Resume(t.Context(), "orders"))
+		a.write("orders", 0, 20)
+		caughtUp(t, m)
+		require.NoError(t, m.Close())
+		restore()
+
+		ev := new(events)
+		m = newMirror(t, a, host, mirror.TruncateToStable(100), mirror.OnEvent(ev.add))
+		pass(time.Hour)
+		st := inState(t, m, 0, mirror.Failed)
+		require.Contains(t, st.Reason, "older than the data")
+		require.True(t, st.NeedsWord)
+		require.Equal(t, int64(35), st.End)
+		require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
+		pass(time.Second)
+		told := ev.of(mirror.Truncated)
+		require.Equal(t, [2]int64{10, 35}, [2]int64{told[len(told)-1].From, told[len(told)-1].To}, "all that the old stop cuts is named")
 	})
 }
 

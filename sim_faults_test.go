@@ -170,8 +170,8 @@ var faults = []fault{
 	},
 	{
 		"a state older than the data is not noticed", "align.go",
-		`if latest <= recorded {`,
-		`if latest <= recorded || end > 0 {`,
+		`case latest <= recorded && !(announced && cut.outgrown(end)):`,
+		`case latest <= recorded && !(announced && cut.outgrown(end)) || end > 0:`,
 	},
 	{
 		"a stop that an older state asks for goes on", "replica.go",
