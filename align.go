@@ -100,6 +100,23 @@ func (r *replica) current(l lineage, leader, epoch int32) error {
 	return retried(err)
 }
 
+// agrees is an error unless the source's leader knows of nothing here that is to be cut. Fetching finds that out too, but its first answer
+// may not be here yet.
+func (r *replica) agrees(ctx context.Context, p *Partition, leader, epoch int32, sourceStart, sourceEnd int64) error {
+	l, err := p.lineage(ctx)
+	if err != nil || l.start == l.end { // an empty log proves nothing
+		return err
+	}
+	if err := r.current(l, leader, epoch); err != nil {
+		return &sourceError{err}
+	}
+	v, err := r.ask(ctx, l, leader, epoch, sourceStart, sourceEnd)
+	if err == nil && v.kind != agree {
+		err = &sourceError{fmt.Errorf("%s: not all that is here is the source's", r)}
+	}
+	return err
+}
+
 // confirm asks the peer again if a crash came between the first look and the second: nothing may be cut before it.
 func (r *replica) confirm(ctx context.Context) error {
 	r.mu.Lock()

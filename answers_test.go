@@ -708,7 +708,11 @@ func TestFailbackAgainstASourceThatLiesAboutEpochs(t *testing.T) {
 		inBubble(t, func(t *testing.T) {
 			a, b, p, back := torn(t)
 			everyEpochEnd(p, func(v *kmsg.OffsetForLeaderEpochResponseTopicPartition) { v.EndOffset = 0 })
-			addOrders(t, back)
+			require.NoError(t, back.AddTopics(t.Context(), "orders"))
+			err := back.WaitCaughtUp(within(t, time.Minute))
+			require.ErrorContains(t, err, "not all that is here is the source's")
+			p.honest()
+			caughtUp(t, back)
 			equal(t, a, b, "orders", 1)
 			require.Equal(t, mirror.Totals{Cut: 13, Cuts: 2}, state(t, back, "orders", 0).Totals, "all was fetched again, and told")
 		})

@@ -50,6 +50,7 @@ func (m *Mirror) WaitCaughtUp(ctx context.Context, topics ...string) error {
 
 func (r *replica) waitCaughtUp(ctx context.Context, look int) error {
 	target := int64(-1)
+	var held error // why it looks again
 	for pause := 5 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 		changed := r.m.changed.next()
 		if err := r.hopeless(); err != nil {
@@ -67,7 +68,13 @@ func (r *replica) waitCaughtUp(ctx context.Context, look int) error {
 			target = -1
 			wait = time.After(pause)
 		case target < 0:
-			_, end, err := r.sourceBounds(ctx, leader, epoch)
+			start, end, err := r.sourceBounds(ctx, leader, epoch)
+			if err == nil {
+				err = r.agrees(ctx, p, leader, epoch, start, end)
+			}
+			if ctx.Err() == nil {
+				held = err
+			}
 			if err != nil {
 				if !isSourceTrouble(err) {
 					return err
@@ -98,18 +105,21 @@ func (r *replica) waitCaughtUp(ctx context.Context, look int) error {
 		case <-wait:
 		case <-ctx.Done():
 			stop()
-			return r.behind(target, context.Cause(ctx))
+			return r.behind(target, held, context.Cause(ctx))
 		}
 		stop()
 	}
 }
 
 // behind says how far it has come, and what is known to hold it back.
-func (r *replica) behind(target int64, cause error) error {
+func (r *replica) behind(target int64, held, cause error) error {
 	s := r.status(time.Now())
 	text := fmt.Sprintf("%s, at offset %d of %s", s.State, s.End, known(max(target, s.SourceEnd)))
-	if s.Reason != "" {
+	switch {
+	case s.Reason != "":
 		text += ": " + s.Reason
+	case held != nil:
+		text += ": " + held.Error()
 	}
 	return hint(fmt.Errorf("%s: %w", text, cause), "it goes on by itself: wait again")
 }

@@ -390,6 +390,8 @@ func (r *replica) missing(ctx context.Context) (end int64, err error) {
 		err = fmt.Errorf("the source ends at offset %d, here it is %d", a.end, end)
 	case lso != end:
 		err = fmt.Errorf("a transaction is open since offset %d", lso)
+	default:
+		err = r.agrees(ctx, p, leader, epoch, -1, end)
 	}
 	return end, err
 }
