@@ -500,6 +500,44 @@ func lowerEpoch(t *testing.T, restored bool) {
 	require.Zero(t, state(t, m, "orders", 0).Totals)
 }
 
+// The source is put back to an older state while the mirror runs: it is asked under the leader epoch that it has now, as after a restart.
+func TestASourceThatIsPutBackIsFollowedWithoutARestart(t *testing.T) {
+	t.Run("with records that it has lost", func(t *testing.T) {
+		inBubble(t, func(t *testing.T) {
+			_, deposed, _, _, m, turn := parted(t)
+			turn(deposed)
+			require.Contains(t, inState(t, m, 0, mirror.Failed).Reason, "Recover compares them all the same")
+			require.NoError(t, m.Recover(t.Context(), "orders"))
+			inState(t, m, 0, mirror.Mirroring)
+			require.Equal(t, mirror.Totals{Cut: 5, Cuts: 1}, state(t, m, "orders", 0).Totals)
+			deposed.write("orders", 0, 1)
+			caughtUp(t, m)
+			requireSame(t, deposed, m, "orders", 1)
+		})
+	})
+	t.Run("with nothing lost", func(t *testing.T) {
+		inBubble(t, func(t *testing.T) {
+			s, host := newSource(t), memlog.New()
+			s.create("orders", 1)
+			s.write("orders", 0, 10)
+			then, err := copyOf(t.Context(), s.host)
+			require.NoError(t, err)
+			restored := sourceOn(t, then)
+			_, err = s.c.RaiseLeaderEpoch(t.Context(), "orders", 0, 1000)
+			require.NoError(t, err)
+			src, move := movable(t, s)
+			m := mirrorOf(t, src, host)
+			require.NoError(t, m.AddTopics(t.Context(), "orders"))
+			caughtUp(t, m)
+			move(restored)
+			restored.write("orders", 0, 5)
+			caughtUp(t, m)
+			requireSame(t, restored, m, "orders", 1)
+			require.Zero(t, state(t, m, "orders", 0).Totals)
+		})
+	})
+}
+
 // The logs have parted and end at the same offset, and the fetch that would tell takes long after a restart: that is not all that the
 // source has, and least of all may it be taken over as that.
 func TestALogThatHasPartedIsNotAllThatTheSourceHas(t *testing.T) {

@@ -46,8 +46,9 @@ type replica struct {
 
 	leader      int32 // at the source, -1 if unknown
 	leaderEpoch int32
-	compared    int32 // the leader epoch under which the epochs were last compared
-	sourceStart int64 // -1 if unknown
+	compared    int32     // the leader epoch under which the epochs were last compared
+	fell        time.Time // since when the metadata say a lower leader epoch; zero if they don't
+	sourceStart int64     // -1 if unknown
 	sourceEnd   int64
 	sourceLSO   int64
 	hung        string    // a transaction that doesn't end; "" if there is none
@@ -549,14 +550,23 @@ func (r *replica) syncLog(ctx context.Context) error {
 	return p.Sync(ctx)
 }
 
-// lead says which broker leads the partition at the source; a move takes it to another fetch loop.
+// lead says which broker leads the partition at the source; a move takes it to another fetch loop. A lower leader epoch is of metadata
+// that are behind; if they go on so while nothing is served, the source was put back to an older state, and is believed what it would be
+// after a restart of the mirror.
 func (r *replica) lead(leader, epoch int32) {
 	r.mu.Lock()
-	if epoch < r.leaderEpoch || leader == r.leader && epoch == r.leaderEpoch {
+	switch {
+	case epoch >= r.leaderEpoch || r.health != Unreachable:
+		r.fell = time.Time{}
+	case r.fell.IsZero():
+		r.fell = time.Now()
+	}
+	behind := epoch < r.leaderEpoch && (r.fell.IsZero() || time.Since(r.fell) < r.m.opts.stallAfter)
+	if behind || leader == r.leader && epoch == r.leaderEpoch {
 		r.mu.Unlock()
 		return
 	}
-	r.leader, r.leaderEpoch = leader, epoch
+	r.leader, r.leaderEpoch, r.fell = leader, epoch, time.Time{}
 	f := r.fetcher
 	r.mu.Unlock()
 	if f != nil && (f.broker != leader || leader < 0) {
