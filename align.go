@@ -160,6 +160,14 @@ func (r *replica) beginEmpty(ctx context.Context, p *Partition, at int64, aligne
 	if want == at {
 		return nil
 	}
+	if want < at { // retention took what was here: others' records come to stand where some of it was, from the last mirrored position on
+		r.mu.Lock()
+		parted := max(want, min(r.round.Offset, at))
+		r.mu.Unlock()
+		if err := r.m.c.clampOffsets(ctx, r.t, r.num, parted); err != nil {
+			return err
+		}
+	}
 	return p.reset(ctx, want)
 }
 

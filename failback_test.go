@@ -154,6 +154,35 @@ func TestFailbackCutsTheOrphanedTailOnly(t *testing.T) {
 	})
 }
 
+// What was never mirrored has been read here, and retention has taken all of it, so nothing is left to cut: its offsets come to name other
+// records all the same.
+func TestAFailbackOntoAnEmptiedLogClampsCommittedOffsets(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		a, b := newSource(t), newSource(t)
+		a.create("orders", 1)
+		a.write("orders", 0, 10)
+		m, err := b.c.Mirror("dr", a.broker.Source())
+		require.NoError(t, err)
+		require.NoError(t, m.Start(t.Context()))
+		require.NoError(t, m.AddTopics(t.Context(), "orders"))
+		caughtUp(t, m)
+		require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
+		b.write("orders", 0, 30)
+		a.write("orders", 0, 10)
+		require.NoError(t, a.partition("orders", 0).AdvanceStart(t.Context(), 20))
+		back, err := a.c.Mirror("back", b.broker.Source())
+		require.NoError(t, err)
+		require.NoError(t, back.Start(t.Context()))
+		require.NoError(t, back.AddTopics(t.Context(), "orders"))
+		caughtUp(t, back)
+		equal(t, a, b, "orders", 1)
+		end, ok, err := a.c.OffsetCeiling(t.Context(), "orders", 0)
+		require.NoError(t, err)
+		require.True(t, ok)
+		require.Equal(t, int64(10), end, "where the logs parted")
+	})
+}
+
 func TestTwentyRoundsBackAndForthStayExact(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, b := newSource(t, broker.Nodes(2)), newSource(t, broker.Nodes(2))
