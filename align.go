@@ -49,18 +49,18 @@ func (r *replica) prepare(ctx context.Context) error {
 			r.m.refreshSoon()
 			return errNoLeader
 		}
+		sourceStart, sourceEnd, err := r.sourceBounds(ctx, leader, epoch)
+		if err != nil {
+			return err
+		}
 		l, err := p.lineage(ctx)
 		if err != nil {
 			return err
 		}
-		if rd.Aligned || l.start < l.end {
+		if rd.Aligned || l.start < l.end { // now that the leader had to look at its log, of which its epoch may come
 			if err := r.current(l, leader, epoch); err != nil {
 				return err
 			}
-		}
-		sourceStart, sourceEnd, err := r.sourceBounds(ctx, leader, epoch)
-		if err != nil {
-			return err
 		}
 		if l.start == l.end {
 			aligned := rd.Aligned || rd.Known && rd.Offset == l.end

@@ -269,16 +269,16 @@ func (r *replica) planAdd(ctx context.Context, rd round) (AddStep, error) {
 	if leader < 0 {
 		return s, errNoLeader
 	}
-	if l.start < l.end {
-		if err := r.current(l, leader, epoch); err != nil {
-			return s, err
-		}
-	}
 	low, high, err := r.sourceBounds(ctx, leader, epoch)
 	if err != nil {
 		return s, err
 	}
 	s.SourceEnd = high
+	if l.start < l.end {
+		if err := r.current(l, leader, epoch); err != nil {
+			return s, err
+		}
+	}
 	for l.start < l.end {
 		if low > l.end {
 			drop(l.restarting(low, ""))

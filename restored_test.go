@@ -380,3 +380,34 @@ func TestAStopOfAnOlderStateKeepsApart(t *testing.T) {
 		require.Greater(t, open(t, m.Coordinator(), "orders", 0).LeaderEpoch(), int32(1_000_010))
 	})
 }
+
+// The source is a host of this library whose state is older than its data, and nobody writes there: its leader epoch is that of the state
+// until something has it look at its log.
+func TestASourceWithAnOlderStateIsMirroredOn(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		a, host := newSource(t), memlog.New()
+		a.create("orders", 1)
+		a.write("orders", 0, 10)
+		restore := backup(t, a.host)
+		_, err := a.c.RaiseLeaderEpoch(t.Context(), "orders", 0, 100)
+		require.NoError(t, err)
+		a.write("orders", 0, 5)
+		src, move := movable(t, a)
+		m := mirrorOf(t, src, host)
+		require.NoError(t, m.AddTopics(t.Context(), "orders"))
+		caughtUp(t, m)
+		require.NoError(t, m.Pause(t.Context(), "orders"))
+		inState(t, m, 0, mirror.Paused)
+		require.NoError(t, m.Close())
+		require.NoError(t, a.c.Close())
+		restore()
+		again := sourceOn(t, a.host)
+		move(again)
+		m = mirrorOf(t, src, host)
+		require.NoError(t, m.Resume(t.Context(), "orders"))
+		inState(t, m, 0, mirror.Mirroring)
+		caughtUp(t, m)
+		requireSame(t, again, m, "orders", 1)
+		require.Zero(t, state(t, m, "orders", 0).Totals)
+	})
+}
