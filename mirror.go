@@ -343,7 +343,7 @@ func (m *Mirror) Recover(ctx context.Context, topics ...string) error {
 		}
 		for _, r := range t.partitions() {
 			r.mu.Lock()
-			if r.stored.state == Failed {
+			if r.stored.text != "" { // FAILED, or just being tried again by itself
 				r.stored.decide, r.stored.tries, r.realigned, r.told = false, 0, 0, true
 				if !slices.Contains(r.allowed, r.stored.text) { // one may stand behind another: both are needed then
 					r.allowed = append(r.allowed, r.stored.text)

@@ -538,6 +538,27 @@ func TestASourceThatIsPutBackIsFollowedWithoutARestart(t *testing.T) {
 	})
 }
 
+// What is tried again by itself is not FAILED for a moment, time and again: Recover counts then too.
+func TestRecoverCountsWhileTheFailureIsTriedAgain(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		_, deposed, src, host, m, turn := parted(t)
+		require.NoError(t, m.Close())
+		turn(deposed)
+		m = mirrorOf(t, src, host)
+		inState(t, m, 0, mirror.Failed)
+		var once sync.Once
+		called := make(chan error, 1)
+		host.Fail(func(_ context.Context, op memlog.Op, topic string, _ int32) error {
+			if op == memlog.OpSync && topic == mirror.StateTopic && state(t, m, "orders", 0).State == mirror.Preparing {
+				once.Do(func() { called <- m.Recover(t.Context(), "orders") })
+			}
+			return nil
+		})
+		require.NoError(t, <-called)
+		inState(t, m, 0, mirror.Mirroring)
+	})
+}
+
 // The logs have parted and end at the same offset, and the fetch that would tell takes long after a restart: that is not all that the
 // source has, and least of all may it be taken over as that.
 func TestALogThatHasPartedIsNotAllThatTheSourceHas(t *testing.T) {
