@@ -36,11 +36,8 @@ const epochStep = 1 << 18
 
 // takeoverEpoch is the leader epoch of a takeover: 8,191 of them fit, then it goes by one.
 func takeoverEpoch(seen, random int32) int32 {
-	if next := (int64(seen)/epochStep + 1) * epochStep; seen >= 0 && next+epochStep/2 < 1<<31 {
+	if next := (int64(max(seen, 0))/epochStep + 1) * epochStep; next+epochStep/2 < 1<<31 {
 		return int32(next) + random%(epochStep/2)
-	}
-	if seen < 0 {
-		return epochStep + random%(epochStep/2)
 	}
 	return seen + 1
 }

@@ -569,7 +569,7 @@ func (r *replica) lead(leader, epoch int32) {
 	r.leader, r.leaderEpoch, r.fell = leader, epoch, time.Time{}
 	f := r.fetcher
 	r.mu.Unlock()
-	if f != nil && (f.broker != leader || leader < 0) {
+	if f != nil && f.broker != leader {
 		f.remove(r)
 		r.mu.Lock()
 		if r.fetcher == f {

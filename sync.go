@@ -198,7 +198,7 @@ func (m *Mirror) learn(ctx context.Context, t *mirrorTopic, meta wire.TopicMeta)
 			continue
 		}
 		known[p.ID] = true
-		if p.Leader < 0 || p.Err != nil && p.Leader < 0 {
+		if p.Leader < 0 {
 			m.troubled(replicas[p.ID], fmt.Errorf("%s: %w", replicas[p.ID], errNoLeader))
 			continue
 		}
