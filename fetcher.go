@@ -575,9 +575,7 @@ func (f *fetcher) refused(c *cursor, a *wire.Fetched) {
 			r.handOver(c.gen, func() { r.leader, r.leaderEpoch = a.Leader.ID, a.Leader.Epoch })
 			return
 		}
-		f.m.troubled(r, err)
-		f.m.refreshSoon()
-		f.hold(c)
+		fallthrough
 	default:
 		f.m.troubled(r, err)
 		f.m.refreshSoon()
