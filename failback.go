@@ -329,10 +329,18 @@ func (m *Mirror) show(t *mirrorTopic, rounds map[*replica]round, upstreams []str
 	m.topics[t.name] = t
 	m.mu.Unlock()
 	for r, v := range rounds {
+		begun := r.begun()
 		r.mu.Lock()
-		r.round, r.stored = v, stored{state: Preparing, before: Unknown, epoch: r.stored.epoch + 1}
+		r.round, r.stored = v, begun
 		r.mu.Unlock()
 	}
+}
+
+// begun is the state that its next round begins with.
+func (r *replica) begun() stored {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return stored{state: Preparing, before: Unknown, epoch: r.stored.epoch + 1}
 }
 
 func (m *Mirror) tried(t *mirrorTopic) {
@@ -497,7 +505,7 @@ func (m *Mirror) persistRounds(ctx context.Context, t *mirrorTopic, rounds map[*
 	topic := topicRecord{t.name, Mirroring, int32(len(t.partitions())), upstreams}
 	recs := []statelog.Record{record(t.key(), topic)}
 	for r, v := range rounds {
-		recs = append(recs, r.roundRecord(v), r.stateRecord(stored{state: Preparing, before: Unknown, epoch: r.stored.epoch + 1}))
+		recs = append(recs, r.roundRecord(v), r.stateRecord(r.begun()))
 	}
 	return m.c.put(context.WithoutCancel(ctx), recs...) // a write that nobody waits for may still happen
 }
