@@ -160,7 +160,7 @@ func (r *replica) hopeless() error {
 	case s.state == Failed:
 		return hint(fmt.Errorf("%w in %s: %s", ErrFailed, s.before, s.text), "it is tried again by itself; Recover tries at once")
 	case r.m.client == nil:
-		return hint(ErrDetached, "attach it with Coordinator.Mirror")
+		return errDetached
 	case !started:
 		return hint(errNotStarted, "call Start")
 	}

@@ -588,8 +588,11 @@ func (c *Coordinator) Detached(name string) (*Mirror, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	m := c.mirrors[name]
-	if m == nil || m.client != nil {
+	switch {
+	case m == nil:
 		return nil, fmt.Errorf("mirror %s: %w", name, ErrUnknownMirror)
+	case m.client != nil:
+		return nil, fmt.Errorf("mirror %s: %w without a source: it is attached, Close it first", name, ErrUnknownMirror)
 	}
 	return m, nil
 }

@@ -47,6 +47,9 @@ var (
 
 var errNotStarted = errors.New("mirror is not started")
 
+// errDetached says what to do about it.
+var errDetached = hint(ErrDetached, "attach it with Coordinator.Mirror")
+
 // errNoEpochLeft means that the greatest leader epoch that the protocol can say is in use: the topic must be copied to a new one.
 var errNoEpochLeft = errors.New("there is no greater leader epoch left")
 

@@ -118,7 +118,7 @@ func (m *Mirror) Start(context.Context) error {
 		return fmt.Errorf("mirror %s: %w", m.name, err)
 	case m.client == nil:
 		m.mu.Unlock()
-		return fmt.Errorf("mirror %s: %w: attach it with Coordinator.Mirror", m.name, ErrDetached)
+		return fmt.Errorf("mirror %s: %w", m.name, advised(errDetached))
 	case m.started:
 		m.mu.Unlock()
 		return nil
@@ -275,7 +275,7 @@ func (m *Mirror) Promote(ctx context.Context, topics ...string) error {
 		case t == nil:
 			return hint(ErrUnknownTopic, m.whereElse(name))
 		case m.client == nil:
-			return ErrDetached
+			return errDetached
 		}
 		return m.promote(ctx, t)
 	})
@@ -328,7 +328,7 @@ func (m *Mirror) goOn(ctx context.Context, t *mirrorTopic, h how) error {
 		_, err := m.want(ctx, t.name, Mirroring)
 		return err
 	case m.client == nil:
-		return ErrDetached
+		return errDetached
 	}
 	return m.resume(ctx, t, h)
 }

@@ -286,7 +286,7 @@ func (m *Mirror) look(ctx context.Context, names []string) (map[string]wire.Topi
 		return nil, nil
 	}
 	if m.client == nil {
-		return nil, ErrDetached
+		return nil, errDetached
 	}
 	md, err := m.client.Metadata(ctx, names)
 	if errors.Is(err, ErrWrongCluster) {

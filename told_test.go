@@ -43,6 +43,29 @@ func reopened(t *testing.T, s *source) *mirror.Coordinator {
 	return c
 }
 
+func TestADetachedMirrorSaysThatItIsToBeAttached(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b, dr := mirrored(t, 1)
+		_, err := b.c.Detached("dr")
+		require.ErrorIs(t, err, mirror.ErrUnknownMirror)
+		require.ErrorContains(t, err, "it is attached, Close it first")
+		require.NoError(t, dr.Remove(t.Context(), "orders"))
+		require.NoError(t, dr.Close())
+		a.close()
+
+		m, err := b.c.Detached("dr")
+		require.NoError(t, err)
+		_, planned := m.PlanAdd(t.Context(), "orders")
+		for what, err := range map[string]error{
+			"Start": m.Start(t.Context()), "AddTopics": m.AddTopics(t.Context(), "new"), "Promote": m.Promote(t.Context(), "orders"),
+			"Resume": m.Resume(t.Context(), "orders"), "Overwrite": m.Overwrite(t.Context(), "orders"), "PlanAdd": planned,
+		} {
+			require.ErrorIs(t, err, mirror.ErrDetached, what)
+			require.ErrorContains(t, err, "; attach it with Coordinator.Mirror", what)
+		}
+	})
+}
+
 func TestAStoppedTopicHasItsBoundsAfterARestart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, b, dr := mirrored(t, 1)
