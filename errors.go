@@ -74,8 +74,9 @@ func (e *TopicError) Unwrap() error { return e.Err }
 
 // Range is the offsets [From, To) of one partition.
 type Range struct {
-	Partition int32
-	From, To  int64
+	Partition int32 `json:"partition"`
+	From      int64 `json:"from"`
+	To        int64 `json:"to"`
 }
 
 func (r Range) String() string {
