@@ -11,11 +11,13 @@ var (
 	ErrUnknownPartition = errors.New("unknown topic or partition")
 	// ErrUnknownTopic is returned for a topic that the source does not have, or that is not in this mirror.
 	ErrUnknownTopic = errors.New("unknown topic")
-	// ErrInternalTopic is returned by AddTopics for a topic that Kafka or the library keeps for itself.
+	// ErrInternalTopic is returned by AddTopics for a topic that Kafka or the library keeps for itself: one that the source says is
+	// internal, or whose name begins with __.
 	ErrInternalTopic = errors.New("internal topic")
-	// ErrTopicOwned is returned by AddTopics for a topic that another mirror mirrors.
+	// ErrTopicOwned is returned by AddTopics, Resume and Overwrite for a topic that another mirror mirrors.
 	ErrTopicOwned = errors.New("topic belongs to another mirror")
-	// ErrSourceUnreachable is returned by AddTopics for new topics while no broker of the source answers; nothing is stored.
+	// ErrSourceUnreachable is returned by AddTopics for new topics, and by Resume and Overwrite for new and stopped ones, while no broker of
+	// the source answers; nothing is stored.
 	ErrSourceUnreachable = errors.New("source unreachable")
 	// ErrSourceTooOld is returned by AddTopics for a source older than Kafka 2.1: it can't tell by leader epochs what it has lost.
 	ErrSourceTooOld = errors.New("source is older than Kafka 2.1")
@@ -27,7 +29,7 @@ var (
 	ErrPaused = errors.New("topic is paused")
 	// ErrFailed is returned by WaitCaughtUp, Promote and Remove for a partition that is FAILED.
 	ErrFailed = errors.New("partition has failed")
-	// ErrNoProof is returned by AddTopics for a topic that has records here of which nothing proves that they are the source's.
+	// ErrNoProof is returned by AddTopics and Resume for a topic that has records here of which nothing proves that they are the source's.
 	ErrNoProof = errors.New("records here are not proven to be the source's")
 	// ErrWritten is returned by Resume for a stopped topic in which records were written since: they would be cut.
 	ErrWritten = errors.New("records were written here since the mirror was stopped")

@@ -354,7 +354,7 @@ func (m *Mirror) begin(ctx context.Context, t *mirrorTopic, meta wire.TopicMeta,
 func (m *Mirror) candidate(ctx context.Context, name string, meta wire.TopicMeta) (*mirrorTopic, error) {
 	switch {
 	case internalTopic(name) || meta.Internal:
-		return nil, hint(ErrInternalTopic, "internal topics are not mirrored")
+		return nil, hint(ErrInternalTopic, "internal topics, and all whose names begin with __, are not mirrored")
 	case meta.Name == "" || errors.Is(meta.Err, kafka.UnknownTopicOrPartition):
 		return nil, hint(fmt.Errorf("%w at the source", ErrUnknownTopic), "create it there first, or check the name and the right to describe it")
 	case meta.Err != nil:
