@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/clustermirror/mirror"
 	"github.com/clustermirror/mirror/broker"
@@ -229,6 +230,36 @@ func TestWaitCaughtUpEndsThoughTheSourceGotShorter(t *testing.T) {
 	})
 }
 
+// A tail that the source has lost since is in the log when the wait looks, and reaches beyond what it waits for: it ends without it.
+func TestWaitCaughtUpDoesNotEndWithATailThatTheSourceHasLost(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s := newSource(t, broker.Nodes(2))
+		s.create("orders", 1)
+		s.write("orders", 0, 5)
+		host := memlog.New()
+		m := newMirror(t, s, host)
+		require.NoError(t, m.AddTopics(t.Context(), "orders"))
+		caughtUp(t, m)
+		release := make(chan struct{})
+		host.Fail(func(_ context.Context, op memlog.Op, topic string, _ int32) error {
+			if op == memlog.OpAppend && topic == "orders" {
+				<-release
+			}
+			return nil
+		})
+		s.write("orders", 0, 5, 5)
+		pass(time.Second) // fetched
+		require.NoError(t, s.broker.Lag("orders", 0, 2, 10))
+		require.NoError(t, s.broker.Elect("orders", 0, 2, true))
+		done := make(chan error, 1)
+		go func() { done <- m.WaitCaughtUp(within(t, time.Hour)) }()
+		pass(time.Second)
+		close(release)
+		require.NoError(t, <-done)
+		requireSame(t, s, m, "orders", 1)
+	})
+}
+
 // Records without proof are refused; once the topic is deleted here, as the error says, it can be added.
 func TestATopicRefusedForItsRecordsCanBeDeletedAndAdded(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
@@ -349,17 +380,24 @@ func TestABadControlBatchDoesNotSpoilThePartition(t *testing.T) {
 // A source that says no more while a partition is being prepared: a takeover does not wait for it.
 func TestRemoveDoesNotWaitForASilentSource(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		s := newOrders(t, 10)
-		m, stop := stoppable(t, s)
-		addOrders(t, m)
-		require.NoError(t, m.Remove(t.Context(), "orders"))
+		a, b := newSource(t), newSource(t)
+		a.create("orders", 1)
+		a.write("orders", 0, 10)
+		p := a.peer()
+		silent := make(chan struct{})
+		defer close(silent)
+		alter(p, func(*kmsg.ListOffsetsRequest, *kmsg.ListOffsetsResponse) { <-silent })
+		m, err := b.c.Mirror("dr", p.Source())
+		require.NoError(t, err)
+		require.NoError(t, m.Start(t.Context()))
+		require.NoError(t, m.AddTopics(t.Context(), "orders"))
 		pass(time.Second)
-		require.NoError(t, m.Resume(t.Context(), "orders"))
-		stop()
+		require.Equal(t, mirror.Preparing, state(t, m, "orders", 0).State)
+		require.Equal(t, 1, p.count(kmsg.ListOffsets.Int16()), "the question that has no answer")
 		before := time.Now()
 		require.NoError(t, m.Remove(t.Context(), "orders"))
 		require.Less(t, time.Since(before), 5*time.Second)
-		require.NoError(t, m.Coordinator().CheckWrite("orders", 0))
+		require.NoError(t, b.c.CheckWrite("orders", 0))
 	})
 }
 
@@ -501,10 +539,16 @@ func TestSlowAppendsAreNoStall(t *testing.T) {
 // Of mirrors of one name that are made at once one is attached, and Describe may be called meanwhile.
 func TestOneOfManyMirrorsOfANameIsAttached(t *testing.T) {
 	s := newSource(t)
-	host := memlog.New()
 	for range 20 {
+		host := memlog.New()
 		c, err := mirror.Open(t.Context(), host)
 		require.NoError(t, err)
+		host.Fail(func(_ context.Context, op memlog.Op, _ string, _ int32) error {
+			if op == memlog.OpSync {
+				pass(time.Millisecond) // so that the others come meanwhile
+			}
+			return nil
+		})
 		var g sync.WaitGroup
 		var attached atomic.Int64
 		for range 4 {
@@ -530,6 +574,7 @@ func TestCloseWhilePartitionsAreOpened(t *testing.T) {
 		require.NoError(t, host.EnsureTopic(t.Context(), mirror.Topic{Name: "orders", Partitions: 64}))
 		host.Fail(func(_ context.Context, op memlog.Op, _ string, _ int32) error {
 			if op == memlog.OpOpenLog {
+				pass(time.Millisecond) // so that some are being opened
 				return errDisk
 			}
 			return nil
@@ -566,14 +611,17 @@ func TestAWaitLeavesNoWaitersBehind(t *testing.T) {
 		})
 		defer host.Fail(nil)
 		require.NoError(t, m.AddTopics(t.Context(), "orders"))
+		p := open(t, m.Coordinator(), "orders", 0)
+		require.ErrorIs(t, m.WaitCaughtUp(within(t, 300*time.Millisecond)), context.DeadlineExceeded)
+		require.Zero(t, p.Waiters(), "after a wait that was given up")
 		done := make(chan error, 1)
 		go func() { done <- m.WaitCaughtUp(within(t, time.Hour)) }()
-		p := open(t, m.Coordinator(), "orders", 0)
 		for range 1000 {
 			pass(time.Millisecond)
 			require.LessOrEqual(t, p.Waiters(), 2)
 		}
 		require.NoError(t, <-done)
+		require.Zero(t, p.Waiters(), "after a wait that has ended")
 	})
 }
 
@@ -676,9 +724,17 @@ func TestANewTopicThatMayOrMayNotBeInTheStateIsLeftAsItIs(t *testing.T) {
 		b.write("orders", 0, 5)
 		m := linked(t, "dr", b, a)
 		require.ErrorIs(t, m.AddTopics(t.Context(), "orders"), mirror.ErrNoProof)
-		mend := failing(b.host, on(memlog.OpAppend, mirror.StateTopic))
-		require.ErrorIs(t, m.Overwrite(t.Context(), "orders"), errDisk)
-		mend()
+		full := errors.New("no space left on device")
+		b.host.Fail(func(_ context.Context, op memlog.Op, topic string, _ int32) error {
+			if op == memlog.OpAppend && topic == mirror.StateTopic {
+				return full
+			}
+			return nil
+		})
+		err := m.Overwrite(t.Context(), "orders")
+		require.ErrorIs(t, err, full)
+		require.ErrorContains(t, err, "; add it again once the state can be written")
+		b.host.Fail(nil)
 		pass(time.Minute)
 		require.Empty(t, m.Describe().Topics)
 		_, end := b.partition("orders", 0).Bounds()
