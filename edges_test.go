@@ -703,8 +703,16 @@ func TestARoundThatCannotBeTakenBackIsTakenBackByRemove(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		_, b, m := mirrored(t, 1)
 		require.NoError(t, m.Remove(t.Context(), "orders"))
-		mend := failing(b.host, on(memlog.OpAppend, mirror.StateTopic))
-		require.ErrorIs(t, m.Resume(t.Context(), "orders"), errDisk)
+		full := errors.New("no space left on device")
+		b.host.Fail(func(_ context.Context, op memlog.Op, topic string, _ int32) error {
+			if op == memlog.OpAppend && topic == mirror.StateTopic {
+				return full
+			}
+			return nil
+		})
+		err := m.Resume(t.Context(), "orders")
+		require.ErrorIs(t, err, full)
+		require.ErrorContains(t, err, "; call it again, or Remove it, once the state can be written")
 		require.Error(t, b.c.CheckWrite("orders", 0), "after a crash it might be mirrored")
 		require.ErrorIs(t, m.Remove(t.Context(), "orders"), errDisk)
 		mend()

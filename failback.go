@@ -594,7 +594,7 @@ func (mem memory) restore(ctx context.Context, d depth) error {
 	m.changed.broadcast()
 	if err != nil {
 		t.undo = undo
-		return fmt.Errorf("take back what was persisted; the topic stays read-only until Remove does: %w", err)
+		return hint(fmt.Errorf("take back what was persisted; the topic stays read-only: %w", err), "call it again, or Remove it, once the state can be written")
 	}
 	t.undo = nil
 	if d == untouched && len(undo) == 0 {
