@@ -104,11 +104,7 @@ func produced(n int, pid int64, transactional bool) []byte {
 // newMirror opens a mirror on a host and starts it.
 func newMirror(t *testing.T, s *source, host mirror.Host, opts ...mirror.Option) *mirror.Mirror {
 	t.Helper()
-	m, err := mirror.New(t.Context(), "dr", s.broker.Source(), host, opts...)
-	require.NoError(t, err)
-	require.NoError(t, m.Start(t.Context()))
-	t.Cleanup(func() { require.NoError(t, m.Close()) })
-	return m
+	return mirrorOf(t, s.broker.Source(), host, opts...)
 }
 
 // mirrorOrders is newMirror with orders in it, and all of that.
