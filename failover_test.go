@@ -318,6 +318,44 @@ func TestPlanAddOfAnEmptyLogCutsNothing(t *testing.T) {
 	})
 }
 
+// Retention has emptied the log here, and has gone on at the source: what lies between is never got. It is a loss only where the log ends
+// at the last mirrored position; one that ends beyond begins anew.
+func TestPlanAddOfAnEmptyLogNamesWhatIsNeverGot(t *testing.T) {
+	for _, x := range []struct {
+		name    string
+		written int // here, and deleted
+		lost    []mirror.Range
+	}{
+		{"nothing was written here", 0, []mirror.Range{{Partition: 0, From: 10, To: 14}}},
+		{"written here", 2, nil},
+	} {
+		t.Run(x.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				a, b, m := mirrored(t, 1)
+				require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
+				if x.written > 0 {
+					a.write("orders", 0, x.written)
+				}
+				_, end := a.partition("orders", 0).Bounds()
+				require.NoError(t, a.partition("orders", 0).AdvanceStart(t.Context(), end))
+				b.write("orders", 0, 5)
+				require.NoError(t, b.partition("orders", 0).AdvanceStart(t.Context(), 14))
+				back := linked(t, "back", a, b)
+				plan, err := back.PlanAdd(t.Context(), "orders")
+				require.NoError(t, err)
+				require.Equal(t, x.lost, plan[0].Cut)
+				require.NoError(t, back.AddTopics(t.Context(), "orders"))
+				caughtUp(t, back)
+				var lost int64
+				for _, r := range x.lost {
+					lost += r.To - r.From
+				}
+				require.Equal(t, lost, state(t, back, "orders", 0).Totals.Lost)
+			})
+		})
+	}
+}
+
 func TestPlanAddIsRefusedWhereAddTopicsIs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, _, m := mirrored(t, 1)
