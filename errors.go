@@ -43,7 +43,7 @@ var (
 	ErrUnknownMirror = errors.New("unknown mirror")
 	// ErrDetached is returned by what needs the source of a mirror that was found in the state without one.
 	ErrDetached = errors.New("mirror has no source attached")
-	// ErrFenced is returned by everything once another Coordinator was opened on the same host.
+	// ErrFenced is returned by everything once a state write has found out that another Coordinator was opened on the same host.
 	ErrFenced = errors.New("another coordinator has been opened on this host, and only the newest mirrors: close this one")
 )
 
