@@ -22,7 +22,6 @@ import (
 
 // Sources that are old, deny, lie or are broken in one point, at the level of a whole mirror.
 
-// torn is a failback that is due: b took over from a at offset 10, both have gone on, a by [10, 13), and back asks b through p.
 // A side that has lost its topic, begins it anew from the one that took over, and is taken over before anything came: that is the later
 // takeover, and what is written then is not the other's to cut.
 func TestATakeoverOfATopicOfWhichNothingHasComeIsTheLaterOne(t *testing.T) {
@@ -51,6 +50,7 @@ func TestATakeoverOfATopicOfWhichNothingHasComeIsTheLaterOne(t *testing.T) {
 	})
 }
 
+// torn is a failback that is due: b took over from a at offset 10, both have gone on, a by [10, 13), and back asks b through p.
 func torn(t *testing.T) (a, b *source, p *peer, back *mirror.Mirror) {
 	t.Helper()
 	a, b, m := mirrored(t, 1)
