@@ -522,6 +522,40 @@ func TestASourceThatDeliversNothingIsAStall(t *testing.T) {
 	}
 }
 
+// A partition that is behind while its source is away: it has its time from when the source is back, before it counts as stalled.
+func TestASourceThatWasAwayIsNoStallAtOnce(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		a := newSource(t)
+		a.create("orders", 1)
+		a.write("orders", 0, 10)
+		p := a.peer()
+		src := p.Source()
+		var away atomic.Bool
+		src.Transport.Dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			if away.Load() {
+				return nil, errors.New("no route")
+			}
+			return p.dial(ctx, network, addr)
+		}
+		m := mirrorOf(t, src, memlog.New(), mirror.StallAfter(time.Minute), mirror.Backoff(time.Millisecond, time.Second))
+		require.NoError(t, m.AddTopics(t.Context(), "orders"))
+		caughtUp(t, m)
+		everyFetch(p, func(v *kmsg.FetchResponseTopicPartition) { v.RecordBatches = nil })
+		a.write("orders", 0, 5)
+		eventually(t, "behind", func() bool { return state(t, m, "orders", 0).Lag == 5 })
+		away.Store(true)
+		p.hangUp()
+		pass(10 * time.Minute)
+		require.Equal(t, mirror.Unreachable, state(t, m, "orders", 0).Health)
+		away.Store(false)
+		eventually(t, "back", func() bool { return state(t, m, "orders", 0).Health == mirror.CatchingUp })
+		pass(50 * time.Second)
+		require.Equal(t, mirror.CatchingUp, state(t, m, "orders", 0).Health)
+		pass(time.Minute)
+		require.Equal(t, mirror.Stalled, state(t, m, "orders", 0).Health)
+	})
+}
+
 // tokens is a SASL mechanism with a new token for each connection, from a place that may be away.
 type tokens struct {
 	failed atomic.Int64
