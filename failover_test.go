@@ -276,7 +276,9 @@ func TestPlanAddNamesWhatTheSourceNoLongerHas(t *testing.T) {
 		plan, err := back.PlanAdd(t.Context(), "orders")
 		require.NoError(t, err)
 		require.Equal(t, []mirror.Range{{Partition: 0, From: 10, To: 12}, {Partition: 0, From: 10, To: 16}}, plan[0].Cut)
-		addOrders(t, back)
+		require.Contains(t, plan.String(), "  [10, 16)  ")
+		require.NoError(t, back.AddTopics(t.Context(), "orders"))
+		caughtUp(t, back)
 		require.Equal(t, mirror.Totals{Cut: 2, Lost: 6, Cuts: 2}, state(t, back, "orders", 0).Totals)
 	})
 }

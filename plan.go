@@ -340,10 +340,14 @@ func (p AddPlan) String() string {
 	return b.String()
 }
 
-// whole is what ranges come to that follow one another, the last first.
+// whole is what ranges come to that touch one another.
 func whole(cut []Range) string {
 	if len(cut) == 0 {
 		return "-"
 	}
-	return fmt.Sprintf("[%d, %d)", cut[len(cut)-1].From, cut[0].To)
+	from, to := cut[0].From, cut[0].To
+	for _, r := range cut[1:] {
+		from, to = min(from, r.From), max(to, r.To)
+	}
+	return fmt.Sprintf("[%d, %d)", from, to)
 }
