@@ -35,10 +35,7 @@ type TopicMeta struct {
 }
 
 // PartitionMeta is one partition. Leader is -1 if there is none.
-type PartitionMeta struct {
-	ID, Leader, LeaderEpoch int32
-	Err                     error
-}
+type PartitionMeta struct{ ID, Leader, LeaderEpoch int32 }
 
 // Metadata asks any broker about the cluster and the topics named; nil means none. Topics are never created by it. The
 // brokers' addresses are remembered for the calls that take a broker.
@@ -140,7 +137,7 @@ func readMetadata(resp *kmsg.MetadataResponse) (*Metadata, error) {
 func readTopic(t *kmsg.MetadataResponseTopic) TopicMeta {
 	topic := TopicMeta{Name: *t.Topic, ID: t.TopicID, Err: CodeError(t.ErrorCode), Internal: t.IsInternal}
 	for _, p := range t.Partitions {
-		topic.Partitions = append(topic.Partitions, PartitionMeta{p.Partition, p.Leader, p.LeaderEpoch, CodeError(p.ErrorCode)})
+		topic.Partitions = append(topic.Partitions, PartitionMeta{p.Partition, p.Leader, p.LeaderEpoch})
 	}
 	slices.SortFunc(topic.Partitions, func(a, b PartitionMeta) int { return cmp.Compare(a.ID, b.ID) })
 	for i, p := range topic.Partitions {

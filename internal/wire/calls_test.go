@@ -79,7 +79,7 @@ func TestMetadata(t *testing.T) {
 				id = [16]byte{}
 			}
 			require.Equal(t, TopicMeta{Name: "orders", ID: id, Partitions: []PartitionMeta{
-				{0, 1, 10, nil}, {1, -1, 11, kafka.LeaderNotAvailable},
+				{0, 1, 10}, {1, -1, 11},
 			}}, m.Topics[2])
 			to, err := c.broker(1)
 			require.NoError(t, err)
