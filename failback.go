@@ -260,7 +260,7 @@ func (m *Mirror) resumeClaimed(ctx context.Context, t *mirrorTopic, h how) error
 	return m.begin(ctx, now, found[t.name], h)
 }
 
-// forget takes a stopped topic out of the mirror that is no more: another one has its name by now.
+// forget takes a stopped topic that is no more out of the mirror: another one has its name by now.
 func (m *Mirror) forget(ctx context.Context, t *mirrorTopic) error {
 	var recs []statelog.Record
 	for _, typ := range []int16{statelog.TypePartitionState, statelog.TypePosition, typeTopic, typeRound, typeCut, typeTotals} {
