@@ -114,6 +114,12 @@ func (f *failure) Unwrap() error { return f.err }
 // undecided makes a failure that is not retried.
 func undecided(err error) error { return &failure{err: err, decide: true} }
 
+// mustDecide says that it is such a one.
+func mustDecide(err error) bool {
+	f, ok := errors.AsType[*failure](err)
+	return ok && f.decide
+}
+
 // retried makes a failure that is retried with back-off.
 func retried(err error) error { return &failure{err: err} }
 

@@ -310,9 +310,7 @@ func (r *replica) to(ctx context.Context, e event, cause error, change func(*rou
 	s.state, s.epoch = state, old.epoch+1
 	switch state {
 	case Failed:
-		var f *failure
-		s.text, s.tries = cause.Error(), old.tries+1
-		s.decide = errors.As(cause, &f) && f.decide
+		s.text, s.tries, s.decide = cause.Error(), old.tries+1, mustDecide(cause)
 		if old.state != Failed {
 			s.before = old.state
 		}
@@ -388,8 +386,7 @@ func (r *replica) fail(ctx context.Context, cause error) {
 	r.mu.Lock()
 	was := r.stored
 	r.mu.Unlock()
-	f, ok := errors.AsType[*failure](cause)
-	decide := ok && f.decide
+	decide := mustDecide(cause)
 	if err := r.to(ctx, evFail, cause, nil); err != nil {
 		// The state can't be written (a full disk, say): it holds in memory, and the write is tried again with the next failure.
 		r.m.c.log.Error("failure not persisted", "mirror", r.m.name, "partition", r.String(), "cause", cause, "err", err)
