@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/clustermirror/mirror"
 	"github.com/clustermirror/mirror/broker"
@@ -330,6 +331,28 @@ func TestPromoteWaitsForAllThatWasAcknowledged(t *testing.T) {
 }
 
 // Nothing was ever written there: the source's end is known all the same, also that of a source which mirrors it itself.
+// The source has added a partition, and is slow to say so: what was acknowledged there is waited for too.
+func TestPromoteWaitsForAPartitionThatWasAdded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b := newSource(t), newSource(t)
+		a.create("orders", 1)
+		a.write("orders", 0, 10)
+		p := a.peer()
+		m, err := b.c.Mirror("dr", p.Source(), mirror.RefreshInterval(time.Hour))
+		require.NoError(t, err)
+		require.NoError(t, m.Start(t.Context()))
+		require.NoError(t, m.AddTopics(t.Context(), "orders"))
+		caughtUp(t, m)
+		alter(p, func(*kmsg.MetadataRequest, *kmsg.MetadataResponse) { pass(10 * time.Second) })
+		a.create("orders", 2)
+		a.write("orders", 1, 3)
+		require.NoError(t, m.Promote(within(t, time.Minute), "orders"))
+		require.Len(t, m.Describe().Topics[0].Partitions, 2)
+		require.Equal(t, &mirror.Position{Epoch: 0, Offset: 3}, state(t, m, "orders", 1).Position)
+		require.NoError(t, b.c.CheckWrite("orders", 1))
+	})
+}
+
 func TestPromoteOfATopicThatNeverGotARecord(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, b, c := newSource(t, broker.Nodes(2)), newSource(t), newSource(t)
