@@ -77,6 +77,24 @@ func TestAStoppedTopicHasItsBoundsAfterARestart(t *testing.T) {
 	})
 }
 
+// Another coordinator has fenced this one, whose gate is closed, also for what it took over.
+func TestAFencedMirrorSaysSoOfStoppedTopicsToo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, b, dr := mirrored(t, 1)
+		require.NoError(t, dr.Remove(t.Context(), "orders"))
+		c, err := mirror.Open(t.Context(), b.host)
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, c.Close()) })
+		_, err = b.c.RaiseLeaderEpoch(t.Context(), "orders", 0, 0)
+		require.ErrorIs(t, err, mirror.ErrFenced)
+		require.ErrorIs(t, b.c.CheckWrite("orders", 0), mirror.ErrFenced)
+		st := state(t, dr, "orders", 0)
+		require.Equal(t, mirror.Stopped, st.State)
+		require.Equal(t, mirror.Stalled, st.Health)
+		require.Contains(t, st.Reason, mirror.ErrFenced.Error())
+	})
+}
+
 // shyHost opens no log of a topic.
 type shyHost struct {
 	*memlog.Host
