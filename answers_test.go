@@ -525,9 +525,7 @@ func TestASourceThatDeliversNothingIsAStall(t *testing.T) {
 // A partition that is behind while its source is away: it has its time from when the source is back, before it counts as stalled.
 func TestASourceThatWasAwayIsNoStallAtOnce(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		a := newSource(t)
-		a.create("orders", 1)
-		a.write("orders", 0, 10)
+		a := newOrders(t, 10)
 		p := a.peer()
 		src := p.Source()
 		var away atomic.Bool
@@ -538,8 +536,7 @@ func TestASourceThatWasAwayIsNoStallAtOnce(t *testing.T) {
 			return p.dial(ctx, network, addr)
 		}
 		m := mirrorOf(t, src, memlog.New(), mirror.StallAfter(time.Minute), mirror.Backoff(time.Millisecond, time.Second))
-		require.NoError(t, m.AddTopics(t.Context(), "orders"))
-		caughtUp(t, m)
+		addOrders(t, m)
 		everyFetch(p, func(v *kmsg.FetchResponseTopicPartition) { v.RecordBatches = nil })
 		a.write("orders", 0, 5)
 		eventually(t, "behind", func() bool { return state(t, m, "orders", 0).Lag == 5 })

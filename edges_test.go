@@ -233,13 +233,9 @@ func TestWaitCaughtUpEndsThoughTheSourceGotShorter(t *testing.T) {
 // A tail that the source has lost since is in the log when the wait looks, and reaches beyond what it waits for: it ends without it.
 func TestWaitCaughtUpDoesNotEndWithATailThatTheSourceHasLost(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		s := newSource(t, broker.Nodes(2))
-		s.create("orders", 1)
-		s.write("orders", 0, 5)
+		s := newOrders(t, 5, broker.Nodes(2))
 		host := memlog.New()
-		m := newMirror(t, s, host)
-		require.NoError(t, m.AddTopics(t.Context(), "orders"))
-		caughtUp(t, m)
+		m := mirrorOrders(t, s, host)
 		release := make(chan struct{})
 		host.Fail(func(_ context.Context, op memlog.Op, topic string, _ int32) error {
 			if op == memlog.OpAppend && topic == "orders" {
@@ -703,15 +699,9 @@ func TestARoundThatCannotBeTakenBackIsTakenBackByRemove(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		_, b, m := mirrored(t, 1)
 		require.NoError(t, m.Remove(t.Context(), "orders"))
-		full := errors.New("no space left on device")
-		b.host.Fail(func(_ context.Context, op memlog.Op, topic string, _ int32) error {
-			if op == memlog.OpAppend && topic == mirror.StateTopic {
-				return full
-			}
-			return nil
-		})
+		mend := failing(b.host, on(memlog.OpAppend, mirror.StateTopic))
 		err := m.Resume(t.Context(), "orders")
-		require.ErrorIs(t, err, full)
+		require.ErrorIs(t, err, errDisk)
 		require.ErrorContains(t, err, "; call it again, or Remove it, once the state can be written")
 		require.Error(t, b.c.CheckWrite("orders", 0), "after a crash it might be mirrored")
 		require.ErrorIs(t, m.Remove(t.Context(), "orders"), errDisk)

@@ -277,8 +277,7 @@ func TestPlanAddNamesWhatTheSourceNoLongerHas(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, []mirror.Range{{Partition: 0, From: 10, To: 12}, {Partition: 0, From: 10, To: 16}}, plan[0].Cut)
 		require.Contains(t, plan.String(), "  [10, 16)  ")
-		require.NoError(t, back.AddTopics(t.Context(), "orders"))
-		caughtUp(t, back)
+		addOrders(t, back)
 		require.Equal(t, mirror.Totals{Cut: 2, Lost: 6, Cuts: 2}, state(t, back, "orders", 0).Totals)
 	})
 }
@@ -346,8 +345,7 @@ func TestPlanAddOfAnEmptyLogNamesWhatIsNeverGot(t *testing.T) {
 				plan, err := back.PlanAdd(t.Context(), "orders")
 				require.NoError(t, err)
 				require.Equal(t, x.lost, plan[0].Cut)
-				require.NoError(t, back.AddTopics(t.Context(), "orders"))
-				caughtUp(t, back)
+				addOrders(t, back)
 				var lost int64
 				for _, r := range x.lost {
 					lost += r.To - r.From

@@ -517,9 +517,7 @@ func TestASourceThatIsPutBackIsFollowedWithoutARestart(t *testing.T) {
 	})
 	t.Run("with nothing lost", func(t *testing.T) {
 		inBubble(t, func(t *testing.T) {
-			s, host := newSource(t), memlog.New()
-			s.create("orders", 1)
-			s.write("orders", 0, 10)
+			s, host := newOrders(t, 10), memlog.New()
 			then, err := copyOf(t.Context(), s.host)
 			require.NoError(t, err)
 			restored := sourceOn(t, then)
@@ -527,8 +525,7 @@ func TestASourceThatIsPutBackIsFollowedWithoutARestart(t *testing.T) {
 			require.NoError(t, err)
 			src, move := movable(t, s)
 			m := mirrorOf(t, src, host)
-			require.NoError(t, m.AddTopics(t.Context(), "orders"))
-			caughtUp(t, m)
+			addOrders(t, m)
 			move(restored)
 			restored.write("orders", 0, 5)
 			caughtUp(t, m)

@@ -165,12 +165,8 @@ func TestAnAnnouncedCutOfAnOlderStateIsNotCarriedOutAgain(t *testing.T) {
 
 // The source's retention overtook a mirror that was paused, and what came since has the epoch of what was dropped.
 func overtakenOnce(t *testing.T) {
-	a, host := newSource(t), memlog.New()
-	a.create("orders", 1)
-	a.write("orders", 0, 10)
-	m := newMirror(t, a, host)
-	require.NoError(t, m.AddTopics(t.Context(), "orders"))
-	caughtUp(t, m)
+	a, host := newOrders(t, 10), memlog.New()
+	m := mirrorOrders(t, a, host)
 	require.NoError(t, m.Pause(t.Context(), "orders"))
 	inState(t, m, 0, mirror.Paused)
 	a.write("orders", 0, 10)
@@ -285,13 +281,9 @@ func TestAStopOfAnOlderStateIsNotResumedByItself(t *testing.T) {
 // what was to be cut tells that the state is older.
 func TestACutThatTheLogHasOutgrownNamesAnOlderState(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		a, host := newSource(t), memlog.New()
-		a.create("orders", 1)
-		a.write("orders", 0, 10)
+		a, host := newOrders(t, 10), memlog.New()
 		appendTo(t, a.partition("orders", 0), produced(5, 7, true))
-		m := newMirror(t, a, host, mirror.TruncateToStable(100))
-		require.NoError(t, m.AddTopics(t.Context(), "orders"))
-		caughtUp(t, m)
+		m := mirrorOrders(t, a, host, mirror.TruncateToStable(100))
 		var restore func()
 		host.Fail(func(_ context.Context, op memlog.Op, topic string, _ int32) error {
 			if op == memlog.OpTruncateTo && topic == "orders" && restore == nil {
@@ -385,17 +377,14 @@ func TestAStopOfAnOlderStateKeepsApart(t *testing.T) {
 // until something has it look at its log.
 func TestASourceWithAnOlderStateIsMirroredOn(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		a, host := newSource(t), memlog.New()
-		a.create("orders", 1)
-		a.write("orders", 0, 10)
+		a, host := newOrders(t, 10), memlog.New()
 		restore := backup(t, a.host)
 		_, err := a.c.RaiseLeaderEpoch(t.Context(), "orders", 0, 100)
 		require.NoError(t, err)
 		a.write("orders", 0, 5)
 		src, move := movable(t, a)
 		m := mirrorOf(t, src, host)
-		require.NoError(t, m.AddTopics(t.Context(), "orders"))
-		caughtUp(t, m)
+		addOrders(t, m)
 		require.NoError(t, m.Pause(t.Context(), "orders"))
 		inState(t, m, 0, mirror.Paused)
 		require.NoError(t, m.Close())
