@@ -535,6 +535,30 @@ func TestASourceThatIsPutBackIsFollowedWithoutARestart(t *testing.T) {
 	})
 }
 
+// A peer that adds its topics asks for one after the other: what that costs must not grow with all the others.
+func TestDescribeOfChosenTopics(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, host := newSource(t), memlog.New()
+		names := []string{"a", "b", "c"}
+		for _, name := range names {
+			s.create(name, 2)
+		}
+		m := newMirror(t, s, host)
+		require.NoError(t, m.AddTopics(t.Context(), names...))
+		named := func(list []mirror.Status) (names []string) {
+			require.Len(t, list, 1)
+			for _, x := range list[0].Topics {
+				require.Len(t, x.Partitions, 2)
+				names = append(names, x.Name)
+			}
+			return names
+		}
+		require.Equal(t, names, named(m.Coordinator().Describe()))
+		require.Equal(t, []string{"a", "c"}, named(m.Coordinator().Describe(topicID(t, s.host, "c"), topicID(t, s.host, "a"))))
+		require.Empty(t, named(m.Coordinator().Describe(mirror.TopicID{1})))
+	})
+}
+
 // What is tried again by itself is not FAILED for a moment, time and again: Recover counts then too.
 func TestRecoverCountsWhileTheFailureIsTriedAgain(t *testing.T) {
 	inBubble(t, func(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -67,14 +68,16 @@ type Totals struct {
 func (id TopicID) MarshalText() ([]byte, error) { return []byte(id.String()), nil }
 
 // Describe is the mirror's status now. It asks nobody and never waits for I/O.
-func (m *Mirror) Describe() Status {
+func (m *Mirror) Describe() Status { return m.describe(func(TopicID) bool { return true }) }
+
+func (m *Mirror) describe(wanted func(TopicID) bool) Status {
 	m.mu.Lock()
 	s := Status{Mirror: m.name, ClusterID: m.peer}
 	if m.client != nil {
 		s.Source = m.src.Addr.String()
 	}
 	m.mu.Unlock()
-	for _, t := range m.mustAll() {
+	for _, t := range m.those(wanted) {
 		ts := TopicStatus{Name: t.name, ID: t.id, Desired: t.wishedNow(), Upstreams: t.chain()}
 		for _, r := range t.partitions() {
 			ts.Partitions = append(ts.Partitions, r.status(time.Now()))
@@ -90,14 +93,32 @@ func (t *mirrorTopic) chain() []string {
 	return append([]string(nil), t.upstreams...)
 }
 
-// Describe is the status of every mirror, by name.
-func (c *Coordinator) Describe() []Status {
+// those are the mirror's topics with a wanted id, by name.
+func (m *Mirror) those(wanted func(TopicID) bool) (list []*mirrorTopic) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, t := range m.topics {
+		if wanted(t.id) {
+			list = append(list, t)
+		}
+	}
+	slices.SortFunc(list, func(a, b *mirrorTopic) int { return strings.Compare(a.name, b.name) })
+	return list
+}
+
+// Describe is the status of every mirror, by name; with chosen topics only, if any are given.
+func (c *Coordinator) Describe(topics ...TopicID) []Status {
+	chosen := make(map[TopicID]bool, len(topics))
+	for _, id := range topics {
+		chosen[id] = true
+	}
+	wanted := func(id TopicID) bool { return len(chosen) == 0 || chosen[id] }
 	var list []Status
 	for _, name := range c.Mirrors() {
 		c.mu.Lock()
 		m := c.mirrors[name]
 		c.mu.Unlock()
-		list = append(list, m.Describe())
+		list = append(list, m.describe(wanted))
 	}
 	return list
 }

@@ -25,7 +25,11 @@ func (b *Broker) describeMirrors(_ context.Context, c *call, req *wire.DescribeM
 		return
 	}
 	wanted := lookups(req.Lookups)
-	for _, s := range b.c.Describe() {
+	var ids []mirror.TopicID // one of many, when a peer adds its topics
+	for _, t := range req.Lookups {
+		ids = append(ids, t.ID)
+	}
+	for _, s := range b.c.Describe(ids...) {
 		if req.Mirrors != nil && !slices.Contains(req.Mirrors, s.Mirror) || req.ClusterID != "" && req.ClusterID != s.ClusterID {
 			continue
 		}
