@@ -168,7 +168,8 @@ func (c *Coordinator) BeginWrite(ctx context.Context, topic string, partition in
 }
 
 // RaiseLeaderEpoch raises a partition's leader epoch to atLeast, or by one if it is there already, and answers the new one, as an
-// election does. Durable on return.
+// election does. Durable on return. Not between BeginWrite and done of another append: what that one stamps would come too late, and
+// epochs that fall in a log can't be mirrored.
 func (c *Coordinator) RaiseLeaderEpoch(ctx context.Context, topic string, partition, atLeast int32) (epoch int32, err error) {
 	p, err := c.Partition(ctx, topic, partition)
 	if err != nil {
