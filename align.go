@@ -144,6 +144,9 @@ func (r *replica) confirm(ctx context.Context) error {
 // that retention emptied, goes on where it ended, if the source still has that place.
 func (r *replica) beginEmpty(ctx context.Context, p *Partition, at int64, aligned bool, leader, epoch int32, sourceStart, sourceEnd int64) error {
 	want := sourceStart
+	r.mu.Lock()
+	rd := r.round
+	r.mu.Unlock()
 	switch {
 	case aligned && at >= sourceStart && at <= sourceEnd:
 		return nil
@@ -151,20 +154,20 @@ func (r *replica) beginEmpty(ctx context.Context, p *Partition, at int64, aligne
 		return r.resetTo(ctx, p, lineage{start: at, end: at}, sourceStart, "the source's log begins beyond what is mirrored")
 	case aligned:
 		return r.resetTo(ctx, p, lineage{start: at, end: at}, sourceStart, "the source's log ends below what was mirrored")
-	case !r.round.Late:
+	case !rd.Late:
 		var err error
 		if want, err = r.startPoint(ctx, leader, epoch, sourceStart, sourceEnd); err != nil {
 			return err
+		}
+		if rd.Known { // what has come since that position is not skipped
+			want = min(want, max(rd.Offset, sourceStart))
 		}
 	}
 	if want == at {
 		return nil
 	}
 	if want < at { // retention took what was here: others' records come to stand where some of it was, from the last mirrored position on
-		r.mu.Lock()
-		parted := max(want, min(r.round.Offset, at))
-		r.mu.Unlock()
-		if err := r.m.c.clampOffsets(ctx, r.t, r.num, parted); err != nil {
+		if err := r.m.c.clampOffsets(ctx, r.t, r.num, max(want, min(rd.Offset, at))); err != nil {
 			return err
 		}
 	}

@@ -155,6 +155,31 @@ func TestFailbackCutsTheOrphanedTailOnly(t *testing.T) {
 	})
 }
 
+// A start point is for what is new. A topic that was mirrored before goes on where that ended, also if retention has emptied it since.
+func TestAResumedTopicSkipsNothingForItsStartPoint(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		a, host := newSource(t), memlog.New()
+		a.create("orders", 1)
+		a.write("orders", 0, 10)
+		m := newMirror(t, a, host, mirror.StartAtEnd())
+		require.NoError(t, m.AddTopics(t.Context(), "orders"))
+		caughtUp(t, m)
+		a.write("orders", 0, 10)
+		caughtUp(t, m)
+		require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
+		p := open(t, m.Coordinator(), "orders", 0)
+		appendTo(t, p, plain(5))
+		_, end := p.Bounds()
+		require.NoError(t, p.AdvanceStart(t.Context(), end))
+		a.write("orders", 0, 10)
+		require.NoError(t, m.Resume(t.Context(), "orders"))
+		caughtUp(t, m)
+		start, end := p.Bounds()
+		require.Equal(t, [2]int64{20, 30}, [2]int64{start, end})
+		require.Equal(t, content(t, a.partition("orders", 0), 20), content(t, p, 20))
+	})
+}
+
 // What was never mirrored has been read here, and retention has taken all of it, so nothing is left to cut: its offsets come to name other
 // records all the same.
 func TestAFailbackOntoAnEmptiedLogClampsCommittedOffsets(t *testing.T) {
