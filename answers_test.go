@@ -874,3 +874,43 @@ func TestAChainIsNotForgottenWhenTheSourceWillNotTell(t *testing.T) {
 		require.ErrorIs(t, ring.AddTopics(t.Context(), "orders"), mirror.ErrPeerActive)
 	})
 }
+
+// A new topic is refused in the second look at the peer, and a command that waited for that finds no topic.
+func TestACommandDoesNotBeginWhatWasTakenBack(t *testing.T) {
+	for name, verb := range map[string]func(*mirror.Mirror, context.Context, ...string) error{
+		"Overwrite": (*mirror.Mirror).Overwrite, "Resume": (*mirror.Mirror).Resume, "Pause": (*mirror.Mirror).Pause, "Remove": (*mirror.Mirror).Remove,
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				a, host := newOrders(t, 10), memlog.New()
+				p := a.peer()
+				alter(p, func(_ *wire.DescribeMirrorsRequest, resp *wire.DescribeMirrorsResponse) {
+					if p.count(wire.KeyDescribeMirrors) < 3 { // twice it is asked before the round begins
+						return
+					}
+					pass(2 * time.Second)
+					resp.Mirrors = append(resp.Mirrors, wire.DescribedMirror{
+						Name: "there", SourceClusterID: host.ClusterID(), Topics: []wire.DescribedTopic{{
+							Name: "orders", ID: topicID(t, a.host, "orders"), Partitions: []wire.DescribedPartition{{State: mirror.Mirroring.String()}},
+						}},
+					})
+				})
+				m := mirrorOf(t, p.Source(), host)
+				adding := make(chan error, 1)
+				go func() { adding <- m.AddTopics(t.Context(), "orders") }()
+				pass(time.Second) // it is in its second look
+				require.Len(t, m.Describe().Topics, 1)
+				require.Error(t, verb(m, within(t, time.Minute), "orders"))
+				require.ErrorIs(t, <-adding, mirror.ErrPeerActive)
+				p.honest()
+				pass(time.Minute)
+				local := open(t, m.Coordinator(), "orders", 0)
+				appendTo(t, local, plain(5))
+				pass(time.Minute)
+				_, end := local.Bounds()
+				require.Equal(t, int64(5), end, "nothing is mirrored")
+				require.Empty(t, m.Describe().Topics)
+			})
+		})
+	}
+}

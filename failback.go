@@ -237,7 +237,10 @@ func (m *Mirror) resumeClaimed(ctx context.Context, t *mirrorTopic, h how) error
 		return err
 	}
 	defer t.command.release()
-	if m.topic(t.name) != t || t.wishedNow() != Stopped {
+	switch now := m.topic(t.name); {
+	case now == nil:
+		return hint(ErrUnknownTopic, m.whereElse(t.name))
+	case now != t, t.wishedNow() != Stopped:
 		return nil // another call was faster
 	}
 	if err := t.await(ctx, Stopped); err != nil {

@@ -158,12 +158,8 @@ func TestFailbackCutsTheOrphanedTailOnly(t *testing.T) {
 // A start point is for what is new. A topic that was mirrored before goes on where that ended, also if retention has emptied it since.
 func TestAResumedTopicSkipsNothingForItsStartPoint(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		a, host := newSource(t), memlog.New()
-		a.create("orders", 1)
-		a.write("orders", 0, 10)
-		m := newMirror(t, a, host, mirror.StartAtEnd())
-		require.NoError(t, m.AddTopics(t.Context(), "orders"))
-		caughtUp(t, m)
+		a, host := newOrders(t, 10), memlog.New()
+		m := mirrorOrders(t, a, host, mirror.StartAtEnd())
 		a.write("orders", 0, 10)
 		caughtUp(t, m)
 		require.NoError(t, m.Remove(within(t, time.Minute), "orders"))

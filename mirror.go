@@ -361,14 +361,28 @@ func (m *Mirror) Recover(ctx context.Context, topics ...string) error {
 	})
 }
 
+// command is a topic of the mirror that nobody else commands until its command is released.
+func (m *Mirror) command(ctx context.Context, name string) (*mirrorTopic, error) {
+	for {
+		t := m.topic(name)
+		if t == nil {
+			return nil, hint(ErrUnknownTopic, m.whereElse(name))
+		}
+		if err := t.command.acquire(ctx); err != nil {
+			return nil, hint(fmt.Errorf("nothing is stored, another command may be at work on the topic: %w", err), "try again")
+		}
+		if m.topic(name) == t {
+			return t, nil
+		}
+		t.command.release() // its addition was taken back, or another one has its name by now
+	}
+}
+
 // want makes a wish durable and has the partitions follow it.
 func (m *Mirror) want(ctx context.Context, name string, w wish) (*mirrorTopic, error) {
-	t := m.topic(name)
-	if t == nil {
-		return nil, hint(ErrUnknownTopic, m.whereElse(name))
-	}
-	if err := t.command.acquire(ctx); err != nil {
-		return nil, hint(fmt.Errorf("nothing is stored, another command may be at work on the topic: %w", err), "try again")
+	t, err := m.command(ctx, name)
+	if err != nil {
+		return nil, err
 	}
 	defer t.command.release()
 	if t.undo != nil {

@@ -251,6 +251,9 @@ func (m *Mirror) grow(ctx context.Context, t *mirrorTopic, n int32) error {
 		return err
 	}
 	defer t.command.release()
+	if m.topic(t.name) != t {
+		return nil
+	}
 	old := int32(len(t.partitions()))
 	if err := m.c.host.EnsureTopic(ctx, Topic{Name: t.name, ID: t.id, Partitions: n}); err != nil {
 		return fmt.Errorf("grow topic %s from %d to %d partitions: %w", t.name, old, n, err)

@@ -55,11 +55,13 @@ func (t *mirrorTopic) record(wished wish, partitions int32) statelog.Record {
 	return record(t.key(), topicRecord{t.name, wished, partitions, t.chain()})
 }
 
-// wish is what is wished for the topic, and whether anything can be done about it now.
+// wish is what is wished for the topic, and whether anything can be done about it now. Nothing is about one that is not in the mirror any
+// more: its addition was taken back, or another one has its name.
 func (t *mirrorTopic) wish() (w wish, able bool) {
 	t.m.mu.Lock()
 	defer t.m.mu.Unlock()
-	return t.wished, !t.trying && (t.m.started && t.m.client != nil || t.wished == Stopped)
+	able = t.m.topics[t.name] == t && !t.trying && (t.m.started && t.m.client != nil || t.wished == Stopped)
+	return t.wished, able
 }
 
 func (t *mirrorTopic) wishedNow() wish {
