@@ -589,6 +589,65 @@ func TestCloseWhilePartitionsAreOpened(t *testing.T) {
 	}
 }
 
+// hanging is a host that holds the second append of each partition until it is let go, and counts what it holds.
+type hanging struct {
+	mirror.Host
+	letGo    chan struct{}
+	held     atomic.Int64
+	greatest atomic.Int64
+}
+
+type hangingLog struct {
+	mirror.Log
+	host  *hanging
+	calls int
+}
+
+func (h *hanging) OpenLog(ctx context.Context, topic string, partition int32) (mirror.Log, error) {
+	l, err := h.Host.OpenLog(ctx, topic, partition)
+	if topic != "orders" || err != nil {
+		return l, err
+	}
+	return &hangingLog{Log: l, host: h}, nil
+}
+
+func (l *hangingLog) Append(ctx context.Context, b []byte) error {
+	held := l.host.held.Add(int64(len(b)))
+	defer l.host.held.Add(-int64(len(b)))
+	for before := l.host.greatest.Load(); held > before && !l.host.greatest.CompareAndSwap(before, held); before = l.host.greatest.Load() {
+		continue
+	}
+	if l.calls++; l.calls == 1 {
+		pass(time.Second) // so it is known to be slow
+	} else {
+		<-l.host.letGo
+	}
+	return l.Log.Append(ctx, b)
+}
+
+// What hangs in the host's appends is in the budget, however many partitions it is of.
+func TestWhatHangsStaysWithinTheBudget(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		const partitions, budget = 20, 1 << 20
+		s := newSource(t)
+		s.create("orders", partitions)
+		for num := range int32(partitions) {
+			for range 3 {
+				appendTo(t, s.partition("orders", num), batch.Append(nil, batch.Header{ProducerID: -1, ProducerEpoch: -1, BaseSequence: -1},
+					[]batch.Record{{Value: make([]byte, 200<<10)}}))
+			}
+		}
+		host := &hanging{Host: memlog.New(), letGo: make(chan struct{})}
+		m := newMirror(t, s, host, mirror.ByteBudget(budget), mirror.PartitionFetchBytes(256<<10))
+		require.NoError(t, m.AddTopics(t.Context(), "orders"))
+		pass(time.Hour)
+		require.LessOrEqual(t, host.greatest.Load(), int64(budget))
+		close(host.letGo)
+		caughtUp(t, m)
+		requireSame(t, s, m, "orders", partitions)
+	})
+}
+
 // A wait over thousands of changes leaves no channel behind with each of them.
 func TestAWaitLeavesNoWaitersBehind(t *testing.T) {
 	inBubble(t, func(t *testing.T) {

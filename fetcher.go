@@ -268,7 +268,7 @@ func (f *fetcher) fetch(ctx context.Context, progress func()) error {
 		if f.idle() {
 			return nil
 		}
-		err := f.session.Send(ctx, wire.Limits{MinBytes: 1, MaxBytes: int32(f.m.opts.fetchBytes), MaxWait: f.wait()})
+		err := f.session.Send(ctx, wire.Limits{MinBytes: 1, MaxBytes: int32(min(f.m.opts.fetchBytes, f.m.c.budget.size)), MaxWait: f.wait()})
 		f.append(ctx, last)
 		last = answered{}
 		if err != nil {
@@ -592,19 +592,24 @@ func (f *fetcher) append(ctx context.Context, a answered) {
 	timer := time.NewTimer(slowAppend)
 	defer timer.Stop()
 	for _, w := range a.work {
-		done := make(chan error, 1)
-		if w.c.slow && len(w.bytes) > 0 {
-			w.bytes = slices.Clone(w.bytes) // it may take long again, and would pin the whole answer
-			f.m.tasks.Go(func() { done <- w.c.r.absorb(ctx, w) })
-			f.leave(ctx, w, done, time.Now())
-			continue
+		release, copied := a.resp.Release, false
+		if w.c.slow && len(w.bytes) > 0 { // it may take long again, and would pin the whole answer
+			if free, ok := f.m.c.budget.try(len(w.bytes)); ok {
+				w.bytes, release, copied = slices.Clone(w.bytes), free, true
+			}
 		}
-		a.resp.Retain()
-		began := time.Now()
+		if !copied {
+			a.resp.Retain()
+		}
+		done, began := make(chan error, 1), time.Now()
 		f.m.tasks.Go(func() {
 			done <- w.c.r.absorb(ctx, w)
-			a.resp.Release()
+			release()
 		})
+		if copied {
+			f.leave(ctx, w, done, began)
+			continue
+		}
 		timer.Reset(slowAppend)
 		select {
 		case err := <-done:
@@ -704,6 +709,12 @@ func (b *budget) reserve(ctx context.Context, n int) (release func(), err error)
 		return nil, err
 	}
 	return func() { b.sem.Release(size) }, nil
+}
+
+// try is reserve without waiting.
+func (b *budget) try(n int) (release func(), ok bool) {
+	size := min(int64(n), b.size)
+	return func() { b.sem.Release(size) }, b.sem.TryAcquire(size)
 }
 
 func (m *Mirror) fetcherOf(broker int32) *fetcher {

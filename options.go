@@ -92,8 +92,8 @@ func OnEvent(f func(Event)) Option {
 	})
 }
 
-// ByteBudget sets how many bytes of fetched data may wait to be appended, all mirrors of the coordinator together. Default
-// 128 MiB, at least 1 MiB. Beyond it fetching waits. A single batch that is larger is let through alone.
+// ByteBudget sets how many bytes of fetched data may wait to be appended, all mirrors of the coordinator together, what hangs in the
+// host's Append included. Default 128 MiB, at least 1 MiB. Beyond it fetching waits. A single batch that is larger is let through alone.
 func ByteBudget(bytes int64) Option { return optionFunc(func(o *options) { o.byteBudget = bytes }) }
 
 // ClientID sets what the mirror calls itself at the source (Kafka's client.id), for quotas and logs there. Default "mirror". The
