@@ -458,16 +458,16 @@ func (r *replica) choose(ctx context.Context, p peer, h how) (c choice, err erro
 	r.mu.Unlock()
 	c.round = round{Number: last.Number + 1, Peer: r.m.peerID(), Open: last.TakenOver || last.Number == 0 && last.Open, Epoch: -1, Offset: -1}
 	part, err := r.partition(ctx)
-	if errors.Is(err, ErrUnknownPartition) {
-		return c, nil
-	}
-	if err != nil {
+	var start, end int64
+	switch {
+	case err == nil:
+		start, end = part.Bounds()
+		c.round.Existed = last.Existed || last.Number > 0
+	case !errors.Is(err, ErrUnknownPartition): // else it will be made, empty
 		return c, err
 	}
-	c.round.Existed = last.Existed || last.Number > 0
 	own, mine := r.m.c.ownPosition(r.t.name, r.t.id, r.num, c.round.Peer)
 	theirs, known := p.positions[r.num]
-	start, end := part.Bounds()
 	switch {
 	case known && (!mine || theirs.beats(own)):
 		c.round.Known, c.round.Epoch, c.round.Offset = true, theirs.Epoch, theirs.Offset
@@ -487,7 +487,7 @@ func (r *replica) choose(ctx context.Context, p peer, h how) (c choice, err erro
 		}
 		return c, nil
 	}
-	if h == resuming && c.round.Open {
+	if h == resuming && c.round.Open && part != nil {
 		l, err := part.lineage(ctx)
 		if err != nil {
 			return c, err

@@ -235,19 +235,12 @@ func (r *replica) planAdd(ctx context.Context, rd round) (AddStep, error) {
 	leader, epoch := r.leader, r.leaderEpoch
 	r.mu.Unlock()
 	p, err := r.partition(ctx)
-	if errors.Is(err, ErrUnknownPartition) { // nothing to cut, whether its leader answers or not
-		if leader >= 0 {
-			if _, high, err := r.sourceBounds(ctx, leader, epoch); err == nil {
-				s.SourceEnd = high
-			}
-		}
-		return s, nil
+	var l lineage // empty, if the host has no such partition yet
+	if err == nil {
+		l, err = p.lineage(ctx)
 	}
-	if err != nil {
-		return s, err
-	}
-	l, err := p.lineage(ctx)
-	if err != nil {
+	absent := errors.Is(err, ErrUnknownPartition)
+	if err != nil && !absent {
 		return s, err
 	}
 	s.Start, s.End = l.start, l.end
@@ -266,11 +259,14 @@ func (r *replica) planAdd(ctx context.Context, rd round) (AddStep, error) {
 			drop(l.cutting(to, ""))
 		}
 	}
-	if leader < 0 {
-		return s, errNoLeader
+	low, high := int64(-1), int64(-1)
+	if err = errNoLeader; leader >= 0 {
+		low, high, err = r.sourceBounds(ctx, leader, epoch)
 	}
-	low, high, err := r.sourceBounds(ctx, leader, epoch)
-	if err != nil {
+	switch {
+	case err != nil && absent: // nothing to cut, whether its leader answers or not
+		return s, nil
+	case err != nil:
 		return s, err
 	}
 	s.SourceEnd = high

@@ -43,6 +43,7 @@ func (w *world) quiet(l *link) bool {
 // moment is what a link's logs were like.
 type moment struct {
 	source []int // its partitions, and the changes of each
+	ends   []int64
 	ours   []logModel
 }
 
@@ -55,7 +56,8 @@ func (w *world) moment(l *link) (at moment) {
 	w.judge.mu.Lock()
 	defer w.judge.mu.Unlock()
 	for num := range w.partitions {
-		at.source = append(at.source, w.judge.log(l.src, num).changes)
+		src := w.judge.log(l.src, num)
+		at.source, at.ends = append(at.source, src.changes), append(at.ends, src.end)
 		at.ours = append(at.ours, *w.judge.log(l.dst, num))
 	}
 	return at
@@ -83,8 +85,8 @@ func (w *world) planRemove(ctx context.Context, l *link, st step, before moment)
 	}
 	for _, p := range plan {
 		was, is := before.ours[p.Partition], after.ours[p.Partition]
-		if was.fetched != is.fetched {
-			continue // it was not caught up
+		if was.fetched != is.fetched || was.end < before.ends[p.Partition] {
+			continue // it was not caught up, and what is on its way may have raised the leader epoch
 		}
 		st, _, _ := partitionStatus(m, p.Partition)
 		stored := mirror.Position{Epoch: -1, Offset: -1}
