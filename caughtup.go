@@ -3,15 +3,16 @@ package mirror
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 )
 
 // WaitCaughtUp waits until the mirror holds everything up to the source's end as it is after the call, trailing transaction markers and
-// partitions that the source has added included; of all topics if none are named. While the source is away it waits: bound it with ctx.
+// partitions that the source has added included; of all topics that are not stopped if none are named. While the source is away it waits: bound it with ctx.
 // When that ends, the error says how far the mirror has come and what is known to hold it back. A partition that is FAILED, a topic that
-// is paused or stopped, or a mirror that was not started ends it with an error at once.
+// is paused or named and stopped, or topics of a mirror that was not started end it with an error at once.
 func (m *Mirror) WaitCaughtUp(ctx context.Context, topics ...string) error {
 	ctx, leave, err := m.enter(ctx)
 	if err != nil {
@@ -21,6 +22,9 @@ func (m *Mirror) WaitCaughtUp(ctx context.Context, topics ...string) error {
 	list, err := m.all(topics...)
 	if err != nil {
 		return err
+	}
+	if len(topics) == 0 {
+		list = slices.DeleteFunc(list, func(t *mirrorTopic) bool { return t.wishedNow() == Stopped })
 	}
 	look := m.nextLook()
 	waited := make(map[*replica]bool)

@@ -167,6 +167,38 @@ func TestWaitCaughtUpNamesAPauseAtOnce(t *testing.T) {
 }
 
 // What a wait that was given up says: how far it has come, what holds it back, and what to do.
+func TestWaitCaughtUpOfAllTopicsLeavesOutStoppedOnes(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		a, host := newOrders(t, 10), memlog.New()
+		a.create("payments", 1)
+		m := mirrorOrders(t, a, host)
+		require.NoError(t, m.AddTopics(t.Context(), "payments"))
+		require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
+		a.write("payments", 0, 3)
+		caughtUp(t, m)
+		requireSame(t, a, m, "payments", 1)
+		require.ErrorIs(t, m.WaitCaughtUp(within(t, time.Minute), "orders"), mirror.ErrStopped)
+	})
+}
+
+// A source that is away: what is not known to be missing is not said to be there.
+func TestPlanRemoveOfASourceThatIsAway(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		a, host := newOrders(t, 10), memlog.New()
+		m := mirrorOrders(t, a, host)
+		plan, err := m.PlanRemove(t.Context(), "orders")
+		require.NoError(t, err)
+		require.Equal(t, mirror.OK, plan[0].Health)
+		require.NotContains(t, plan.String(), "unknown")
+		require.NoError(t, a.broker.Close())
+		eventually(t, "unreachable", func() bool { return state(t, m, "orders", 0).Health == mirror.Unreachable })
+		plan, err = m.PlanRemove(t.Context(), "orders")
+		require.NoError(t, err)
+		require.Equal(t, mirror.Unreachable, plan[0].Health)
+		require.Contains(t, plan.String(), "unknown")
+	})
+}
+
 func TestWaitCaughtUpSaysWhatItWaitsFor(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		a, b := newSource(t), newSource(t)

@@ -430,7 +430,7 @@ func (m *Mirror) chooseRounds(ctx context.Context, t *mirrorTopic, h how) (_ map
 	}
 	switch {
 	case h == adding && len(taken) > 0:
-		next := "Resume mirrors it again"
+		next := "it stays writable and need not be added; Resume mirrors it again, and drops nothing that was written here"
 		if owner := m.c.ownerOf(t.name); m.topic(t.name) == nil && owner != nil {
 			next = fmt.Sprintf("mirror %s has stopped it here: Resume it there; "+
 				"or Overwrite takes it into this mirror, and drops what was written here since", owner.m.name)
@@ -439,7 +439,7 @@ func (m *Mirror) chooseRounds(ctx context.Context, t *mirrorTopic, h how) (_ map
 	case h != overwriting && len(unproven) > 0:
 		return nil, nil, hint(&RangeError{unproven, ErrNoProof}, "Overwrite drops them and mirrors the topic from the source's start")
 	case h == resuming && len(written) > 0:
-		return nil, nil, hint(&RangeError{written, ErrWritten}, "Overwrite drops them")
+		return nil, nil, hint(&RangeError{written, ErrWritten}, "to keep them, mirror the topic from here on the other side; Overwrite drops them")
 	}
 	return rounds, p.upstreams, nil
 }

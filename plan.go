@@ -25,6 +25,7 @@ type RemoveStep struct {
 	Topic     string    `json:"topic"`
 	Partition int32     `json:"partition"`
 	State     State     `json:"state"`
+	Health    Health    `json:"health"`      // UNREACHABLE: what follows of the source is as old as Age
 	Lag       int64     `json:"lag"`         // source end - end; -1 unknown
 	LagTime   float64   `json:"lag_seconds"` // since it last held all that the source had, in seconds; -1 unknown
 	Missing   Range     `json:"missing"`     // what is known to be at the source and not here; empty: nothing
@@ -74,7 +75,7 @@ func (r *replica) planRemove(ctx context.Context) (RemoveStep, error) {
 	p, err := r.partition(ctx)
 	st := r.status(time.Now())
 	s := RemoveStep{
-		Topic: r.t.name, Partition: r.num, State: st.State, Lag: st.Lag, LagTime: st.LagTime, Age: -1,
+		Topic: r.t.name, Partition: r.num, State: st.State, Health: st.Health, Lag: st.Lag, LagTime: st.LagTime, Age: -1,
 		Missing: Range{r.num, max(st.End, 0), max(st.SourceEnd, st.End, 0)}, Position: Position{-1, -1},
 	}
 	r.mu.Lock()
@@ -141,16 +142,18 @@ func (p RemovePlan) String() string {
 	}
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "TOPIC\tPARTITION\tSTATE\tLAG\tSECONDS\tNOT MIRRORED\tSEEN\tOPEN TRANSACTIONS\tWOULD BE CUT\tPOSITION")
+	fmt.Fprintln(w, "TOPIC\tPARTITION\tSTATE\tHEALTH\tLAG\tSECONDS\tNOT MIRRORED\tSEEN\tOPEN TRANSACTIONS\tWOULD BE CUT\tPOSITION")
 	for _, s := range p {
 		missing, seen := "-", "never"
 		if s.Missing.From != s.Missing.To {
 			missing = fmt.Sprintf("[%d, %d)", s.Missing.From, s.Missing.To)
+		} else if s.Health == Unreachable {
+			missing = "unknown"
 		}
 		if s.Age >= 0 {
 			seen = fmt.Sprintf("%.0fs ago", s.Age)
 		}
-		fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\t%s\t%s\t%d\t%s\tepoch %d, offset %d\n", s.Topic, s.Partition, s.State, known(s.Lag), seconds(s.LagTime),
+		fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\t%s\t%s\t%s\t%d\t%s\tepoch %d, offset %d\n", s.Topic, s.Partition, s.State, s.Health, known(s.Lag), seconds(s.LagTime),
 			missing, seen, len(s.Open), whole(s.Cut), s.Position.Epoch, s.Position.Offset)
 	}
 	_ = w.Flush() // into memory

@@ -198,7 +198,7 @@ func TestNextStepsOfTwoMirrorsLeadOn(t *testing.T) {
 		require.Equal(t, steps, next(two.AddTopics(t.Context(), "orders"), mirror.ErrStopped))
 		_, err := two.PlanAdd(t.Context(), "orders")
 		require.Equal(t, steps, next(err, mirror.ErrStopped))
-		require.Equal(t, "Resume mirrors it again", next(dr.AddTopics(t.Context(), "orders"), mirror.ErrStopped))
+		require.Equal(t, "it stays writable and need not be added; Resume mirrors it again, and drops nothing that was written here", next(dr.AddTopics(t.Context(), "orders"), mirror.ErrStopped))
 		require.NoError(t, dr.Resume(t.Context(), "orders"))
 		require.NoError(t, dr.Remove(t.Context(), "orders"))
 		require.NoError(t, two.Overwrite(t.Context(), "orders"))
