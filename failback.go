@@ -457,17 +457,20 @@ func (r *replica) choose(ctx context.Context, p peer, h how) (c choice, err erro
 	last := r.round
 	r.mu.Unlock()
 	c.round = round{Number: last.Number + 1, Peer: r.m.peerID(), Open: last.TakenOver || last.Number == 0 && last.Open, Epoch: -1, Offset: -1}
+	theirs, known := p.positions[r.num]
 	part, err := r.partition(ctx)
-	var start, end int64
 	switch {
-	case err == nil:
-		start, end = part.Bounds()
-		c.round.Existed = last.Existed || last.Number > 0
-	case !errors.Is(err, ErrUnknownPartition): // else it will be made, empty
+	case errors.Is(err, ErrUnknownPartition): // it will be made
+		if known {
+			c.round.Known, c.round.Epoch, c.round.Offset = true, theirs.Epoch, theirs.Offset
+		}
+		return c, nil
+	case err != nil:
 		return c, err
 	}
+	c.round.Existed = last.Existed || last.Number > 0
 	own, mine := r.m.c.ownPosition(r.t.name, r.t.id, r.num, c.round.Peer)
-	theirs, known := p.positions[r.num]
+	start, end := part.Bounds()
 	switch {
 	case known && (!mine || theirs.beats(own)):
 		c.round.Known, c.round.Epoch, c.round.Offset = true, theirs.Epoch, theirs.Offset
@@ -487,7 +490,7 @@ func (r *replica) choose(ctx context.Context, p peer, h how) (c choice, err erro
 		}
 		return c, nil
 	}
-	if h == resuming && c.round.Open && part != nil {
+	if h == resuming && c.round.Open {
 		l, err := part.lineage(ctx)
 		if err != nil {
 			return c, err
