@@ -15,20 +15,8 @@ import (
 )
 
 // Taking over: what STOPPING does, once nothing is fetched any more. Each step is persisted before the next, and each may be run again
-// after a crash: a position is stored once per round, and nothing shows twice.
-//
-//	fetching ended -> cut that was announced carried out -> log synced
-//	   |
-//	   +- the partition was here before, round not aligned, nothing cut: everything as it was, the gate too
-//	   v
-//	position (epoch, offset) stored, once per round (round.Stored), and leader epoch raised far above everything seen
-//	(round.Raised), in one write; by one when the step is resumed
-//	   v
-//	ABORT for each open transaction -> reset of all producers -> log synced
-//	   v
-//	producer ids handed out here will be greater than any mirrored
-//	   v
-//	STOPPED and taken over, in one write -> gate open
+// after a crash: a position is stored once per round (round.Stored), the leader epoch is raised far above everything seen in the same
+// write (round.Raised), by one when that is resumed, and nothing shows twice. DESIGN.md has it as a drawing.
 
 // epochStep keeps the epochs of two lineages apart: a takeover goes to the next multiple above everything seen, plus a random number
 // below half of it, so that two sides that take over from the same base don't use the same numbers.

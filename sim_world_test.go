@@ -274,7 +274,7 @@ func (w *world) settle(l *link) error {
 			return err
 		}
 		pass(5 * time.Second) // it is tried again or about to stop, or a cut at the source has yet to be noticed
-		if w.judge.gone(l) { // not while Recover is trying it once more
+		if w.judge.gone(l) {  // not while Recover is trying it once more
 			return w.startOver(l)
 		}
 		if err := w.judge.recover(w.t.Context(), l); err != nil {
