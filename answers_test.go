@@ -723,7 +723,7 @@ func TestFailbackAgainstASourceThatLiesAboutEpochs(t *testing.T) {
 			everyEpochEnd(p, func(v *kmsg.OffsetForLeaderEpochResponseTopicPartition) { v.EndOffset = 13 })
 			require.NoError(t, back.AddTopics(t.Context(), "orders"))
 			st := inState(t, back, 0, mirror.Failed) // its fetch answers say otherwise, time and again
-			require.True(t, st.NeedsWord)
+			require.True(t, st.NeedsDecision)
 			require.Contains(t, st.Reason, "orders-0")
 			require.Contains(t, st.Reason, "Recover")
 			require.Equal(t, int64(13), st.End)

@@ -207,7 +207,7 @@ func TestADeletedTopicThatComesBackWithItsIDGoesOn(t *testing.T) {
 		addOrders(t, m)
 		id, all := topicID(t, a.host, "orders"), content(t, a.partition("orders", 0), 0)
 		require.NoError(t, a.host.DeleteTopic(t.Context(), "orders"))
-		require.True(t, inState(t, m, 0, mirror.Failed).NeedsWord)
+		require.True(t, inState(t, m, 0, mirror.Failed).NeedsDecision)
 
 		restored := sourceOn(t, memlog.New(memlog.ClusterID(a.host.ClusterID()))) // from a backup
 		require.NoError(t, restored.host.EnsureTopic(t.Context(), mirror.Topic{Name: "orders", ID: id, Partitions: 1}))
@@ -295,7 +295,7 @@ func TestAStateOlderThanTheDataIsNamedAndCutsNothing(t *testing.T) {
 		m = newMirror(t, a, host)
 		st := inState(t, m, 0, mirror.Failed)
 		require.Contains(t, st.Reason, "older than the data")
-		require.True(t, st.NeedsWord)
+		require.True(t, st.NeedsDecision)
 		require.Equal(t, int64(15), st.End)
 		require.Error(t, m.Coordinator().CheckWrite("orders", 0))
 		require.NoError(t, m.Recover(t.Context(), "orders"))
@@ -417,7 +417,7 @@ func TestAHostThatCannotCutFailsWithTheRangeAndCanBeStopped(t *testing.T) {
 		require.NoError(t, a.broker.Lag("orders", 0, 2, 11))
 		require.NoError(t, a.broker.Elect("orders", 0, 2, true))
 		st := inState(t, m, 0, mirror.Failed)
-		require.True(t, st.NeedsWord)
+		require.True(t, st.NeedsDecision)
 		require.Contains(t, st.Reason, "[11, 12)")
 		require.Equal(t, int64(12), st.End)
 		require.NoError(t, m.Remove(within(t, time.Minute), "orders"))

@@ -59,7 +59,7 @@ func TestTruncateToStableBeyondItsLimitNeedsAWord(t *testing.T) {
 		err := m.Remove(within(t, time.Minute), "orders")
 		require.ErrorIs(t, err, mirror.ErrFailed)
 		require.ErrorContains(t, err, "[10, 18)")
-		require.True(t, state(t, m, "orders", 0).NeedsWord)
+		require.True(t, state(t, m, "orders", 0).NeedsDecision)
 		require.Equal(t, int64(18), state(t, m, "orders", 0).End)
 		require.Error(t, b.c.CheckWrite("orders", 0))
 		require.NoError(t, m.Recover(t.Context(), "orders"))

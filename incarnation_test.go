@@ -191,7 +191,7 @@ func madeAnewHere(t *testing.T, restart bool) {
 		eventually(t, "named", func() bool {
 			return strings.Contains(state(t, m, "orders", num).Reason, mirror.ErrTopicConflict.Error())
 		})
-		require.True(t, state(t, m, "orders", num).NeedsWord)
+		require.True(t, state(t, m, "orders", num).NeedsDecision)
 	}
 	pass(time.Hour)
 	_, end := open(t, m.Coordinator(), "orders", 0).Bounds()

@@ -278,7 +278,7 @@ func TestKIP_3_4_FailedAndRetry(t *testing.T) {
 		st := inState(t, m, 0, mirror.Failed)
 		require.Equal(t, mirror.Mirroring, st.Before)
 		require.Greater(t, st.Attempts, 20)
-		require.False(t, st.NeedsWord)
+		require.False(t, st.NeedsDecision)
 		require.Contains(t, st.Reason, errDisk.Error())
 		mend()
 		inState(t, m, 0, mirror.Mirroring)
@@ -297,7 +297,7 @@ func TestKIP_3_4_FailedAndRetry(t *testing.T) {
 		detached, err := m.Coordinator().Detached("dr")
 		require.NoError(t, err)
 		after := state(t, detached, "orders", 0)
-		require.Equal(t, []any{before.State, before.Reason, before.Before, true}, []any{after.State, after.Reason, after.Before, after.NeedsWord})
+		require.Equal(t, []any{before.State, before.Reason, before.Before, true}, []any{after.State, after.Reason, after.Before, after.NeedsDecision})
 	})
 }
 
@@ -433,7 +433,7 @@ func TestKIP_3_6_SourceTopicDeleted(t *testing.T) {
 			require.NoError(t, log.Append(t.Context(), plain(records)))
 			st := inState(t, m, 0, mirror.Failed)
 			require.Contains(t, st.Reason, "recreated at the source")
-			require.True(t, st.NeedsWord)
+			require.True(t, st.NeedsDecision)
 			pass(time.Hour)
 			require.Equal(t, int64(10), state(t, m, "orders", 0).End)
 			require.NoError(t, m.Recover(t.Context(), "orders"))
@@ -510,7 +510,7 @@ func TestKIP_4_2_EpochInvariant(t *testing.T) {
 		require.NoError(t, err)
 		eventually(t, "raised", func() bool {
 			st := state(t, m, "orders", 0)
-			return st.Source == 77 && st.LeaderEpoch >= 77
+			return st.SourceEpoch == 77 && st.LeaderEpoch >= 77
 		})
 	})
 	kip(t, "an epoch near the greatest number does not overflow", func(t *testing.T) {
@@ -1020,7 +1020,7 @@ func TestKIP_7_1_SourceReplaced(t *testing.T) {
 		require.NoError(t, m.Start(t.Context()))
 		for num := range int32(2) {
 			st := inState(t, m, num, mirror.Failed)
-			require.True(t, st.NeedsWord)
+			require.True(t, st.NeedsDecision)
 			require.Contains(t, st.Reason, mirror.ErrWrongCluster.Error())
 			require.Equal(t, int64(10), st.End)
 		}

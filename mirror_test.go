@@ -36,7 +36,7 @@ func TestMirrorIsTheSourceByteForByte(t *testing.T) {
 		require.Equal(t, mirror.Mirroring, st.State)
 		require.Equal(t, mirror.OK, st.Health)
 		require.Zero(t, st.Lag)
-		require.GreaterOrEqual(t, st.LeaderEpoch, st.Source)
+		require.GreaterOrEqual(t, st.LeaderEpoch, st.SourceEpoch)
 	})
 }
 
@@ -386,7 +386,7 @@ func TestFailOnDivergenceCutsNothingUntilRecover(t *testing.T) {
 		eventually(t, "failed", func() bool { return state(t, m, "orders", 0).State == mirror.Failed })
 		st := state(t, m, "orders", 0)
 		require.Equal(t, int64(12), st.End)
-		require.True(t, st.NeedsWord)
+		require.True(t, st.NeedsDecision)
 		require.Contains(t, st.Reason, "[10, 12)")
 		pass(time.Hour)
 		require.Equal(t, int64(12), state(t, m, "orders", 0).End, "nobody decided")
@@ -485,7 +485,7 @@ func lowerEpoch(t *testing.T, restored bool) {
 	st := state(t, m, "orders", 0)
 	require.Equal(t, int64(15), st.End)
 	require.Equal(t, mirror.Failed, st.State)
-	require.False(t, st.NeedsWord, "it is tried again by itself")
+	require.False(t, st.NeedsDecision, "it is tried again by itself")
 	require.Contains(t, st.Reason, "the source's leader epoch is 1, and what is here has 4")
 	if restored {
 		require.NoError(t, m.Recover(t.Context(), "orders"))
@@ -691,7 +691,7 @@ func TestFullDiskFailsOnePartitionAndMendsItself(t *testing.T) {
 		eventually(t, "failed", func() bool { return state(t, m, "orders", 1).State == mirror.Failed })
 		require.Contains(t, state(t, m, "orders", 1).Reason, full.Error())
 		require.Contains(t, state(t, m, "orders", 1).Reason, "orders-1")
-		require.False(t, state(t, m, "orders", 1).NeedsWord)
+		require.False(t, state(t, m, "orders", 1).NeedsDecision)
 		eventually(t, "the other goes on", func() bool { return state(t, m, "orders", 0).End == 5 })
 		mu.Lock()
 		broken = false

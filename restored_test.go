@@ -90,7 +90,7 @@ func olderThanData(t *testing.T, a *source, host *memlog.Host, m *mirror.Mirror,
 	st := state(t, m, "orders", 0)
 	require.Equal(t, mirror.Failed, st.State)
 	require.Contains(t, st.Reason, "older than the data")
-	require.True(t, st.NeedsWord)
+	require.True(t, st.NeedsDecision)
 	require.Equal(t, end, st.End)
 	require.NoError(t, m.Recover(t.Context(), "orders"))
 	inState(t, m, 0, mirror.Mirroring)
@@ -303,7 +303,7 @@ func TestACutThatTheLogHasOutgrownNamesAnOlderState(t *testing.T) {
 		pass(time.Hour)
 		st := inState(t, m, 0, mirror.Failed)
 		require.Contains(t, st.Reason, "older than the data")
-		require.True(t, st.NeedsWord)
+		require.True(t, st.NeedsDecision)
 		require.Equal(t, int64(35), st.End)
 		require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
 		pass(time.Second)
@@ -340,7 +340,7 @@ func TestAFailureThatCannotBeWrittenWaitsForAWordToo(t *testing.T) {
 		mend := failing(host, on(memlog.OpAppend, mirror.StateTopic))
 		defer mend()
 		recreate(t, a, 3)
-		require.True(t, inState(t, m, 0, mirror.Failed).NeedsWord)
+		require.True(t, inState(t, m, 0, mirror.Failed).NeedsDecision)
 	})
 }
 

@@ -775,7 +775,7 @@ func (j *judge) gone(l *link) bool {
 		}
 		if theirs := j.topic(l.src); id == theirs && id == j.topic(l.dst) {
 			return false
-		} else if stopped := st.State == mirror.Stopped && j.w.follow && theirs == (mirror.TopicID{}); !stopped && (st.State != mirror.Failed || !st.NeedsWord) {
+		} else if stopped := st.State == mirror.Stopped && j.w.follow && theirs == (mirror.TopicID{}); !stopped && (st.State != mirror.Failed || !st.NeedsDecision) {
 			return false
 		}
 	}

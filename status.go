@@ -29,25 +29,25 @@ type TopicStatus struct {
 
 // PartitionStatus is one partition of a TopicStatus.
 type PartitionStatus struct {
-	Partition   int32     `json:"partition"`
-	State       State     `json:"state"`
-	Health      Health    `json:"health"`
-	Reason      string    `json:"reason,omitempty"`   // of FAILED, or of bad health
-	Before      State     `json:"previous,omitzero"`  // the state before FAILED; otherwise UNKNOWN, and not in JSON
-	Attempts    int       `json:"attempts,omitempty"` // failures in a row
-	NeedsWord   bool      `json:"needs_decision,omitempty"`
-	Start       int64     `json:"start"`                            // here; -1 unknown: the log is not open
-	End         int64     `json:"end"`                              // here; -1 unknown
-	SourceStart int64     `json:"source_start"`                     // -1 unknown
-	SourceEnd   int64     `json:"source_end"`                       // -1 unknown
-	Lag         int64     `json:"lag"`                              // source end - end, in offsets; -1 unknown, never negative otherwise
-	LagTime     float64   `json:"lag_seconds"`                      // since it last held all that the source had, in seconds; -1 unknown
-	Bytes       int64     `json:"bytes"`                            // appended since Start
-	LeaderEpoch int32     `json:"leader_epoch"`                     // here; -1 until the log is open
-	Source      int32     `json:"source_leader_epoch"`              // the leader epoch at the source; -1 unknown
-	TakenOver   bool      `json:"taken_over,omitempty"`             // this mirror has given it up, and it is writable here
-	Position    *Position `json:"last_mirrored_position,omitempty"` // of the last round that was stopped
-	Totals      Totals    `json:"totals"`
+	Partition     int32     `json:"partition"`
+	State         State     `json:"state"`
+	Health        Health    `json:"health"`
+	Reason        string    `json:"reason,omitempty"`   // of FAILED, or of bad health
+	Before        State     `json:"previous,omitzero"`  // the state before FAILED; otherwise UNKNOWN, and not in JSON
+	Attempts      int       `json:"attempts,omitempty"` // failures in a row
+	NeedsDecision bool      `json:"needs_decision,omitempty"`
+	Start         int64     `json:"start"`                            // here; -1 unknown: the log is not open
+	End           int64     `json:"end"`                              // here; -1 unknown
+	SourceStart   int64     `json:"source_start"`                     // -1 unknown
+	SourceEnd     int64     `json:"source_end"`                       // -1 unknown
+	Lag           int64     `json:"lag"`                              // source end - end, in offsets; -1 unknown, never negative otherwise
+	LagTime       float64   `json:"lag_seconds"`                      // since it last held all that the source had, in seconds; -1 unknown
+	Bytes         int64     `json:"bytes"`                            // appended since Start
+	LeaderEpoch   int32     `json:"leader_epoch"`                     // here; -1 until the log is open
+	SourceEpoch   int32     `json:"source_leader_epoch"`              // the leader epoch at the source; -1 unknown
+	TakenOver     bool      `json:"taken_over,omitempty"`             // this mirror has given it up, and it is writable here
+	Position      *Position `json:"last_mirrored_position,omitempty"` // of the last round that was stopped
+	Totals        Totals    `json:"totals"`
 }
 
 // Position is a last mirrored position (KIP-1279): the greatest leader epoch that came from the source, and the end offset, when
@@ -129,7 +129,7 @@ func (r *replica) status(now time.Time) PartitionStatus {
 	s := PartitionStatus{
 		Partition: r.num, State: r.stored.state, Health: r.health, Before: Unknown, Attempts: r.stored.tries,
 		Start: -1, End: -1, SourceStart: r.sourceStart, SourceEnd: r.sourceEnd, Bytes: r.bytes, Lag: -1, LagTime: -1,
-		Source: r.leaderEpoch, LeaderEpoch: -1, Totals: r.totals,
+		SourceEpoch: r.leaderEpoch, LeaderEpoch: -1, Totals: r.totals,
 	}
 	s.TakenOver = r.round.TakenOver && r.m.c.gate.check(r.t.name, r.num) == nil // another mirror may have it by now
 	if r.round.Stored || r.round.Known {
@@ -150,7 +150,7 @@ func (r *replica) status(now time.Time) PartitionStatus {
 	}
 	switch {
 	case s.State == Failed:
-		s.Before, s.Reason, s.NeedsWord = r.stored.before, r.stored.text, r.stored.decide
+		s.Before, s.Reason, s.NeedsDecision = r.stored.before, r.stored.text, r.stored.decide
 	case r.trouble != nil:
 		s.Reason = r.trouble.Error()
 	default:

@@ -171,7 +171,7 @@ func TestAFailureThatIsNotPersistedNeedsItsDecision(t *testing.T) {
 		require.Contains(t, inState(t, m, 0, mirror.Failed).Reason, "recreated")
 		mend()
 		pass(time.Hour)
-		require.True(t, state(t, m, "orders", 0).NeedsWord)
+		require.True(t, state(t, m, "orders", 0).NeedsDecision)
 	})
 }
 
