@@ -10,19 +10,8 @@ import (
 // stand here and nowhere else, but for the type of the control record MIRROR_PID_RESET, which is in every log and therefore in
 // package batch.
 const (
-	KeyCreateMirror        int16 = 94
-	KeyStartMirrorTopics   int16 = 95
-	KeyStopMirrorTopics    int16 = 96
 	KeyLastMirroredOffsets int16 = 97
-	KeyListMirrors         int16 = 98
 	KeyDescribeMirrors     int16 = 99
-	KeyReadMirrorStates    int16 = 100
-	KeyWriteMirrorStates   int16 = 101
-	KeyPauseMirrorTopics   int16 = 102
-	KeyResumeMirrorTopics  int16 = 103
-	KeyDeleteMirror        int16 = 104
-	KeyBumpLeaderEpochs    int16 = 105
-	KeyReadMirrorOffsets   int16 = 106
 )
 
 const (
