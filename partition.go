@@ -72,7 +72,8 @@ func (p *Partition) ID() int32 { return p.num }
 // Bounds are the first offset held and the offset after the last one. Never blocks.
 func (p *Partition) Bounds() (start, end int64) { return p.log.Bounds() }
 
-// LeaderEpoch is the partition's current leader epoch, at least every epoch in its log; 0 before the first write, as in Kafka.
+// LeaderEpoch is the partition's current leader epoch, at least every epoch in its log as far as that has been read since Open: all of it,
+// unless the state is older than the log. 0 before the first write, as in Kafka.
 func (p *Partition) LeaderEpoch() int32 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
