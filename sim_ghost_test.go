@@ -26,8 +26,12 @@ func (w *world) haunt(l *link, num int32, again bool) {
 	s.mu.Lock()
 	alive := s.c != nil && s.after == nil
 	s.mu.Unlock()
-	if !alive || s.closed(num) || s.broker.Elect(simTopic, num, node, false) != nil {
+	if !alive || s.closed(num) {
 		return
+	}
+	p, err := s.c.Partition(w.t.Context(), simTopic, num)
+	if err != nil || p.TopicID() != w.judge.topic(s) || s.broker.Elect(simTopic, num, node, false) != nil {
+		return // or it has not heard yet that its topic was deleted
 	}
 	g, err := newGhost(context.WithValue(w.t.Context(), unwatched{}, true), s.host, node)
 	if err != nil {

@@ -121,6 +121,7 @@ func (w *world) play() {
 		for _, s := range w.sites {
 			s.revive()
 		}
+		pass(5 * time.Millisecond) // the state is written when no more of it comes
 		synctest.Wait()
 		w.note()
 		if w.judge.look(); w.judge.verdict() != "" {
