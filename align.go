@@ -554,18 +554,22 @@ func (p *Partition) olderState(ctx context.Context, r *replica) error {
 	if start == end {
 		return nil
 	}
-	var latest int32
-	err := p.know(ctx, func(s *summary.Summary) { latest = s.Epochs().Latest() })
+	r.mu.Lock()
+	rd := r.round
+	r.mu.Unlock()
+	l, err := p.lineage(ctx)
 	if err != nil {
 		return err
 	}
-	recorded := p.c.leaderEpoch(p.id, p.num)
+	latest, recorded := l.latest(), p.c.leaderEpoch(p.id, p.num)
 	cut, announced, err := get[cutEntry](r.m.c.store, r.key(typeCut))
 	if err != nil {
 		return err
 	}
 	var how string
 	switch {
+	case latest <= recorded && rd.mirroredOn(l):
+		how = fmt.Sprintf("holds [%d, %d) of leader epoch %d, the state says that all from offset %d on was written here", start, end, latest, rd.Offset)
 	case latest <= recorded && !(announced && cut.outgrown(end)):
 		return nil
 	case latest <= recorded:
@@ -580,6 +584,15 @@ func (p *Partition) olderState(ctx context.Context, r *replica) error {
 	}
 	return r.to(ctx, evFail, undecided(fmt.Errorf("%s %s: the state is older than the data (restored from a backup?); nothing was cut. "+
 		"Recover goes on after comparing with the source", r, how)), func(rd *round) { rd.Older = true })
+}
+
+// mirroredOn says that what lies above the position that the round begins with was not written here, so the source has come on since:
+// a round is aligned before anything comes.
+func (rd round) mirroredOn(l lineage) bool {
+	if rd.Aligned || !rd.Known || rd.Offset < 0 || rd.Offset >= l.end {
+		return false
+	}
+	return l.latest() >= 0 && l.latest() < rd.Local
 }
 
 // prove says whether what is here is the source's (the topic ids are the same): our epochs end where the source's do, and it holds our last

@@ -299,7 +299,7 @@ func (r *replica) choose(ctx context.Context, p peer, h how) (c choice, err erro
 	r.mu.Lock()
 	last := r.round
 	r.mu.Unlock()
-	c.round = round{Number: last.Number + 1, Peer: r.m.peerID(), Open: last.TakenOver || last.Number == 0 && last.Open, Epoch: -1, Offset: -1}
+	c.round = round{Number: last.Number + 1, Peer: r.m.peerID(), Open: last.TakenOver || last.Number == 0 && last.Open, Local: last.Local, Epoch: -1, Offset: -1}
 	theirs, known := p.positions[r.num]
 	part, err := r.partition(ctx)
 	switch {

@@ -159,7 +159,9 @@ func (r *replica) raiseForTakeover(ctx context.Context, p *Partition, rd round, 
 		if !rd.Raised || seen > p.c.leaderEpoch(p.id, p.num) {
 			to = takeoverEpoch(seen, rand.Int32()) //nolint:gosec // apart, not secret
 		}
-		rd.Raised = true
+		if !rd.Raised {
+			rd.Raised, rd.Local = true, to
+		}
 		return p.setEpoch(ctx, to, append(position, r.roundRecord(rd))...)
 	})
 	if err != nil {

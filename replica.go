@@ -89,6 +89,7 @@ type round struct {
 	Late      bool   `json:"late,omitempty"`       // the source added the partition later: it begins at its start
 	Epoch     int32  `json:"epoch"`                // last mirrored position: greatest source epoch, -1 of an empty log
 	Offset    int64  `json:"offset"`               // and end offset; -1 unknown
+	Local     int32  `json:"local,omitempty"`      // what was written here since the last takeover has at least this leader epoch; 0 unknown
 }
 
 func newReplica(t *mirrorTopic, num int32) *replica {

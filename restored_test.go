@@ -191,6 +191,38 @@ func overtakenOnce(t *testing.T) {
 	require.Equal(t, lost, state(t, m, "orders", 0).Totals, "it is reported, for the old state knows of no report")
 }
 
+// The state is from the beginning of a round, and the round has gone on since: no leader epoch and no announced cut tells, but what lies
+// above the position is of an older epoch than anything that can have been written here. The source has nothing of it any more.
+func TestAStateFromTheBeginningOfARoundIsNamed(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		a, host := newOrders(t, 10), memlog.New()
+		m := mirrorOrders(t, a, host)
+		require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
+		a.write("orders", 0, 5)
+		var restore func()
+		var writes atomic.Int64
+		host.Fail(func(_ context.Context, op memlog.Op, topic string, _ int32) error {
+			if op == memlog.OpAppend && topic == mirror.StateTopic && writes.Add(1) == 2 { // PREPARING is written, and nothing is announced
+				restore = backup(t, host)
+			}
+			return nil
+		})
+		require.NoError(t, m.Resume(t.Context(), "orders"))
+		caughtUp(t, m)
+		require.NoError(t, m.Close())
+		require.NoError(t, a.host.DeleteTopic(t.Context(), "orders"))
+		restore()
+		ev := new(events)
+		m = newMirror(t, a, host, mirror.OnEvent(ev.add))
+		pass(time.Minute)
+		require.ErrorContains(t, ev.of(mirror.StateChanged)[0].Err, "holds [0, 15) of leader epoch 0, the state says that all from offset 10 on was written here")
+		st := state(t, m, "orders", 0)
+		require.Equal(t, mirror.Failed, st.State)
+		require.Equal(t, int64(15), st.End)
+		require.Zero(t, st.Totals)
+	})
+}
+
 func overwrittenOnce(t *testing.T) {
 	a, host := newOrders(t, 30), memlog.New()
 	require.NoError(t, host.EnsureTopic(t.Context(), mirror.Topic{Name: "orders", ID: topicID(t, a.host, "orders"), Partitions: 1}))
