@@ -684,6 +684,22 @@ func (p *Partition) openTxns(ctx context.Context) (list []txn.Open, err error) {
 	return list, err
 }
 
+// batchBase is where the batch begins that holds offset; offset itself at the end and in a gap.
+func (p *Partition) batchBase(ctx context.Context, offset int64) (int64, error) {
+	var head [batch.HeaderSize]byte
+	if start, end := p.Bounds(); offset <= start || offset >= end {
+		return offset, nil
+	}
+	if _, err := p.Read(ctx, offset, head[:]); err != nil {
+		return 0, err
+	}
+	h, err := batch.Parse(head[:])
+	if err != nil {
+		return 0, fmt.Errorf("read %s at offset %d: %w", p, offset, err)
+	}
+	return min(h.Base, offset), nil
+}
+
 // lineage is a copy of the epoch table with the bounds it belongs to.
 func (p *Partition) lineage(ctx context.Context) (l lineage, err error) {
 	err = p.know(ctx, func(s *summary.Summary) {

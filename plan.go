@@ -247,11 +247,19 @@ func (r *replica) planAdd(ctx context.Context, rd round) (AddStep, error) {
 		return s, err
 	}
 	s.Start, s.End = l.start, l.end
-	drop := func(e cutEntry) {
+	drop := func(e cutEntry) error {
 		if e.From < e.To {
 			s.Cut = append(s.Cut, Range{r.num, e.From, e.To})
 		}
+		if !e.Reset { // a cut inside a batch comes out lower
+			base, err := p.batchBase(ctx, e.Target)
+			if err != nil {
+				return err
+			}
+			e.Target = base
+		}
 		l = l.after(e)
+		return nil
 	}
 	if rd.Known {
 		s.Position = Position{rd.Epoch, rd.Offset}
@@ -259,7 +267,9 @@ func (r *replica) planAdd(ctx context.Context, rd round) (AddStep, error) {
 			if s.Aborted, err = p.wouldAbort(ctx, to); err != nil {
 				return s, err
 			}
-			drop(l.cutting(to, ""))
+			if err := drop(l.cutting(to, "")); err != nil {
+				return s, err
+			}
 		}
 	}
 	low, high := int64(-1), int64(-1)
@@ -280,8 +290,7 @@ func (r *replica) planAdd(ctx context.Context, rd round) (AddStep, error) {
 	}
 	for l.start < l.end {
 		if low > l.end {
-			drop(l.restarting(low, ""))
-			return s, nil
+			return s, drop(l.restarting(low, ""))
 		}
 		v, err := r.ask(ctx, l, leader, epoch, low, high)
 		switch {
@@ -290,13 +299,14 @@ func (r *replica) planAdd(ctx context.Context, rd round) (AddStep, error) {
 		case v.kind == agree:
 			return s, nil
 		case v.kind == unknown:
-			drop(l.restarting(v.to, ""))
-			return s, nil
+			return s, drop(l.restarting(v.to, ""))
 		}
-		drop(l.cutting(v.to, ""))
+		if err := drop(l.cutting(v.to, "")); err != nil {
+			return s, err
+		}
 	}
 	if rd.Known && rd.Offset == l.end && low > l.end { // what the source has dropped meanwhile is never got
-		drop(l.restarting(low, ""))
+		return s, drop(l.restarting(low, ""))
 	}
 	return s, nil
 }
