@@ -160,6 +160,7 @@ func (j *judge) drop(s *site) bool {
 		m.deleted = m.nodes
 		m.start, m.end, m.retained, m.nodes, m.last = 0, 0, 0, nil, nil
 		m.cuts, m.cutSize, m.ceiling = nil, 0, -1
+		clear(m.totals) // a mirror may forget it now, and the topic may come back
 	}
 	j.topics[s] = mirror.TopicID{}
 	return true
