@@ -102,7 +102,7 @@ func (r *replica) current(l lineage, leader, epoch int32) error {
 
 // agrees is an error unless the source's leader knows of nothing here that is to be cut. Fetching finds that out too, but its first answer
 // may not be here yet.
-func (r *replica) agrees(ctx context.Context, p *Partition, leader, epoch int32, sourceStart, sourceEnd int64) error {
+func (r *replica) agrees(ctx context.Context, p *Partition, leader, epoch int32) error {
 	l, err := p.lineage(ctx)
 	if err != nil || l.start == l.end { // an empty log proves nothing
 		return err
@@ -110,11 +110,22 @@ func (r *replica) agrees(ctx context.Context, p *Partition, leader, epoch int32,
 	if err := r.current(l, leader, epoch); err != nil {
 		return &sourceError{err}
 	}
-	v, err := r.ask(ctx, l, leader, epoch, sourceStart, sourceEnd)
-	if err == nil && v.kind != agree {
-		err = &sourceError{fmt.Errorf("%s: not all that is here is the source's", r)}
+	probe := l.last()
+	if probe.epoch < 0 {
+		return nil // batches without leader epochs: their number is all there is to go by
 	}
-	return err
+	a, err := r.epochEnd(ctx, leader, epoch, probe.epoch)
+	if err != nil || a.epoch < 0 { // it knows nothing of our last epoch, which is no word against it
+		return err
+	}
+	v, err := l.compare(probe, a)
+	if err != nil {
+		return &sourceError{fmt.Errorf("%s: %w", r, err)}
+	}
+	if v.kind != agree {
+		return &sourceError{fmt.Errorf("%s: not all that is here is the source's", r)}
+	}
+	return nil
 }
 
 // confirm asks the peer again if a crash came between the first look and the second: nothing may be cut before it.

@@ -914,3 +914,15 @@ func TestACommandDoesNotBeginWhatWasTakenBack(t *testing.T) {
 		})
 	}
 }
+
+// Some sources know nothing of an epoch that was written under once a later one has begun: that is no word against what is here.
+func TestASourceThatKnowsNothingOfTheLastEpochIsCaughtUpWith(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		a := newOrders(t, 10)
+		p := a.peer()
+		everyEpochEnd(p, func(v *kmsg.OffsetForLeaderEpochResponseTopicPartition) { v.LeaderEpoch, v.EndOffset = -1, -1 })
+		m := mirrorOf(t, p.Source(), memlog.New())
+		addOrders(t, m)
+		requireSame(t, a, m, "orders", 1)
+	})
+}

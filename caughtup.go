@@ -72,9 +72,9 @@ func (r *replica) waitCaughtUp(ctx context.Context, look int) error {
 			target = -1
 			wait = time.After(pause)
 		case target < 0:
-			start, end, err := r.sourceBounds(ctx, leader, epoch)
+			_, end, err := r.sourceBounds(ctx, leader, epoch)
 			if err == nil {
-				err = r.agrees(ctx, p, leader, epoch, start, end)
+				err = r.agrees(ctx, p, leader, epoch)
 			}
 			if ctx.Err() == nil {
 				held = err

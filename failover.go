@@ -378,7 +378,7 @@ func (r *replica) missing(ctx context.Context) (end int64, err error) {
 	case lso != end:
 		err = fmt.Errorf("a transaction is open since offset %d", lso)
 	default:
-		err = r.agrees(ctx, p, leader, epoch, -1, end)
+		err = r.agrees(ctx, p, leader, epoch)
 	}
 	return end, err
 }
