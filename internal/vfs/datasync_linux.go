@@ -1,43 +1,49 @@
-//go:build !arm
-
 package vfs
 
 import (
 	"errors"
 	"os"
-	"runtime"
+	"sync/atomic"
 	"syscall"
 )
 
-// writeOut is SYNC_FILE_RANGE_WRITE of sync_file_range(2): begin to write what is dirty, wait for nothing.
-const writeOut = 2
+// syncing counts the syncs that are under way.
+var syncing atomic.Int32
 
-// datasync leaves out what a reader of the file does not need (its times), so it often costs one write less than fsync.
-//
-// When many files are synced at once, all of them begin to write before the first one waits: then a few commits of the file system's
-// journal serve them all. Else as many are under way as there are threads to run Go code, since each holds one while it waits.
+// datasync leaves out what a reader of the file does not need (its times), so it often costs one write less than fsync. One that is
+// alone waits for the disk by itself; of many at once the others are left to the kernel (aio_linux.go).
 func datasync(f *os.File) error {
 	conn, err := f.SyscallConn()
 	if err != nil {
 		return err
 	}
+	alone := syncing.Add(1) == 1
+	defer syncing.Add(-1)
+	var left *request
 	cerr := conn.Control(func(fd uintptr) {
-		_ = syscall.SyncFileRange(int(fd), 0, 0, writeOut) // a hint; what has failed shows below
-	})
-	if cerr != nil {
-		return cerr
-	}
-	runtime.Gosched()
-	cerr = conn.Control(func(fd uintptr) {
-		for err = syscall.EINTR; errors.Is(err, syscall.EINTR); {
-			err = syscall.Fdatasync(int(fd))
+		if !alone {
+			left = submitSync(fd)
+		}
+		if left == nil {
+			err = fdatasync(int(fd))
 		}
 	})
-	switch {
-	case cerr != nil:
-		return cerr
-	case err != nil:
+	if left != nil {
+		err = left.wait()
+	}
+	if cerr != nil { // there is no other reason
+		err = os.ErrClosed
+	}
+	if err != nil {
 		return &os.PathError{Op: "fdatasync", Path: f.Name(), Err: err}
 	}
 	return nil
+}
+
+func fdatasync(fd int) error {
+	for {
+		if err := syscall.Fdatasync(fd); !errors.Is(err, syscall.EINTR) {
+			return err
+		}
+	}
 }
