@@ -25,7 +25,7 @@ import (
 //   - a leader epoch falls, of a partition or within its log
 //   - something is cut from a mirror and never reported
 //   - a round's position is stored twice
-//   - a mirror whose state is older than its data cuts anything before someone has said so, or is not named
+//   - a mirror whose state is older than its data cuts anything or ends before someone has said so, or is not named
 //   - a mirror with FailOnDivergence cuts what Recover did not allow by name
 //   - anything but Overwrite drops what was written at the site that took over last
 //   - a partition is taken over with a transaction open
@@ -43,6 +43,7 @@ type judge struct {
 	logs        map[logKey]*logModel
 	overwriting map[*site]int // calls that have not ended
 	states      map[*site]*stateModel
+	spoken      map[*link]bool // a command was given since the site that mirrors came up
 }
 
 type nodeKey struct {
@@ -85,7 +86,7 @@ type logModel struct {
 	cuts       []span             // not reported yet
 	reports    []span             // all of them
 	allowed    []span             // to be cut, by Recover
-	older      bool               // the state, than what the log holds: nothing is cut until someone says so
+	older      *link              // that mirrors by a state older than what the log holds: nothing is cut until someone says so; nil if none
 	changes    int                // appends, cuts and moves of the start
 	fetched    int                // batches that came from elsewhere
 	aborted    []int64            // producers whose transactions were aborted here by a takeover
@@ -107,6 +108,7 @@ func newJudge(w *world) *judge {
 	return &judge{
 		w: w, topics: make(map[*site]mirror.TopicID), creators: make(map[mirror.TopicID]*site),
 		nodes: make(map[nodeKey]*node), logs: make(map[logKey]*logModel), states: make(map[*site]*stateModel), overwriting: make(map[*site]int),
+		spoken: make(map[*link]bool),
 	}
 }
 
@@ -378,7 +380,10 @@ func (s *site) stops(partition int32) bool {
 
 // takenOver notes a takeover, with its last batch just appended.
 func (j *judge) takenOver(l *watchedLog, m *logModel) {
-	m.owned, m.overwrite, m.older = true, j.overwriting[l.s] > 0, false
+	if m.older != nil && !j.asked(m.older) {
+		j.blame("%s is taken over, though its state is older and nobody has asked for it", j.name(l))
+	}
+	m.owned, m.overwrite, m.older = true, j.overwriting[l.s] > 0, nil
 	if by := l.s.mirrored(l.partition); by != nil {
 		round := j.state(l.s).rounds[stateKey(by.name, l.id, l.partition)].Number
 		if m.takeovers[by.src].round != round { // otherwise it is resumed
@@ -414,7 +419,7 @@ func (j *judge) overwrite(ctx context.Context, s *site, m *mirror.Mirror) error 
 		j.overwriting[s] += calls
 		for num := range j.w.partitions {
 			m := j.log(s, num)
-			m.overwrite, m.older = true, false
+			m.overwrite, m.older = true, nil
 		}
 	}
 	allow(1)
@@ -441,8 +446,8 @@ func (j *judge) recover(ctx context.Context, l *link) error {
 	for num := range j.w.partitions {
 		st, id, ok := partitionStatus(m, num)
 		j.mu.Lock()
-		if model := j.logOf(l.dst, id, num); ok && (model.older || strings.Contains(st.Reason, "older than the data") || strings.Contains(st.Reason, "compares them all the same")) {
-			model.older, model.overwrite = false, true // whatever the state no longer knows of
+		if model := j.logOf(l.dst, id, num); ok && (model.older != nil || strings.Contains(st.Reason, "older than the data") || strings.Contains(st.Reason, "compares them all the same")) {
+			model.older, model.overwrite = nil, true // whatever the state no longer knows of
 		}
 		j.mu.Unlock()
 		var named span
@@ -503,7 +508,7 @@ func (j *judge) cut(l *watchedLog, m *logModel, to, end int64) {
 		if !m.overwrite && j.holds(l, m.nodes[kept:]) {
 			j.blame("%s: a cut to %d drops what the source holds", j.name(l), to)
 		}
-		if m.older && !l.s.stops(l.partition) {
+		if m.older != nil && !l.s.stops(l.partition) {
 			j.blame("%s: a cut to %d, though its state is older", j.name(l), to)
 		}
 		if j.unasked(l, m, span{max(to, m.retained), m.end}) {
@@ -546,7 +551,7 @@ func (j *judge) watchReset(l *watchedLog, start int64, change func() error) erro
 		if start <= m.end && !m.overwrite && j.holds(l, m.nodes) {
 			j.blame("%s: a reset to %d drops what the source holds", j.name(l), start)
 		}
-		if m.older {
+		if m.older != nil {
 			j.blame("%s: a reset to %d, though its state is older", j.name(l), start)
 		}
 		if j.unasked(l, m, gone) {
@@ -630,8 +635,19 @@ func (j *judge) crashed(s *site, restored bool) {
 		st.read(readAll(ctx, l))
 	}
 	j.states[s] = st
+	maps.DeleteFunc(j.spoken, func(l *link, _ bool) bool { return l.dst == s })
 	j.age(s, restored)
 }
+
+// speak notes that a command is given.
+func (j *judge) speak(l *link) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.spoken[l] = true
+}
+
+// asked says that a mirror's end may have been asked for since its site came up; j.mu is held.
+func (j *judge) asked(l *link) bool { return j.spoken[l] || j.w.follow }
 
 func readAll(ctx context.Context, l mirror.Log) []byte {
 	start, end := l.Bounds()
@@ -700,9 +716,10 @@ func (j *judge) lookAt(s *site, num int32) {
 		j.mu.Lock()
 		model := j.logOf(s, id, num)
 		switch {
-		case !model.older, st.State == mirror.Failed, st.State == mirror.Stopping:
-		case st.State == mirror.Stopped: // someone has asked for it
-			model.older = false
+		case model.older != l, st.State == mirror.Failed:
+		case st.State == mirror.Stopping && j.asked(l):
+		case st.State == mirror.Stopped && j.asked(l):
+			model.older = nil
 		default:
 			j.blame("%s: partition %d is %s, though its state is older than the data", l.name, num, st.State)
 		}

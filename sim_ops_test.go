@@ -119,7 +119,7 @@ func (w *world) step(st step) {
 		s.crash()
 		s.mu.Unlock()
 	case opRestore:
-		w.restore(s, st.y)
+		w.restore(s, st.y, st.z%3 == 0)
 	case opLose:
 		w.lose(s, num, st.y, st.z)
 	case opCrashSoon:
@@ -158,6 +158,7 @@ func (w *world) command(s *site, st step) {
 	m := s.mirrors[l]
 	wait := time.Duration(st.y*st.y) * 200 * time.Microsecond // up to 2 s; the command goes on if it takes longer
 	run := func(f func(context.Context, ...string) error) {
+		w.judge.speak(l)
 		w.do(wait, func(ctx context.Context) { w.judge.answer(l, st, f(ctx, simTopic)) })
 	}
 	overwrite := func(ctx context.Context, _ ...string) error { return w.judge.overwrite(ctx, s, m) }
@@ -210,6 +211,7 @@ func (w *world) command(s *site, st step) {
 		for _, back := range w.links {
 			if back.dst == l.src && back.src == s && back.dst.c != nil {
 				other := back.dst.mirrors[back]
+				w.judge.speak(back)
 				w.do(0, func(ctx context.Context) { w.judge.answer(back, st, other.AddTopics(ctx, simTopic)) })
 			}
 		}

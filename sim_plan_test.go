@@ -67,6 +67,7 @@ func (w *world) moment(l *link) (at moment) {
 func (w *world) asPlanned(l *link, st step, carryOut func(context.Context, *link, step, moment) error) {
 	ctx, cancel := context.WithTimeout(w.t.Context(), time.Minute)
 	defer cancel()
+	w.judge.speak(l)
 	before := w.moment(l)
 	if err := carryOut(ctx, l, st, before); err != nil && slices.Equal(w.moment(l).source, before.source) {
 		w.judge.accuse("%s: %s does not do what was planned: %v", l.name, st.op, err)

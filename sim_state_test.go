@@ -101,15 +101,31 @@ func (st *stateModel) leaderEpoch(id mirror.TopicID, partition int32) int32 {
 	return -1
 }
 
-// mirrors says whether a partition is read-only at a site: it is mirrored, or was and is not taken over.
-func (st *stateModel) mirrors(s *site, id mirror.TopicID, partition int32) bool {
+// mirrors is the link by which a partition is read-only at a site: it is mirrored, or was and is not taken over. nil if there is none.
+func (st *stateModel) mirrors(s *site, id mirror.TopicID, partition int32) (by *link) {
 	for _, l := range s.w.links {
 		key := stateKey(l.name, id, partition)
-		if state, ok := st.states[key]; l.dst == s && ok && (state != mirror.Stopped || !st.rounds[key].TakenOver) {
-			return true
+		state, ok := st.states[key]
+		switch {
+		case l.dst != s || !ok:
+		case state != mirror.Stopped:
+			return l
+		case !st.rounds[key].TakenOver:
+			by = l
 		}
 	}
-	return false
+	return by
+}
+
+// readOnly says that all partitions are, and perhaps that they are being stopped.
+func (st *stateModel) readOnly(s *site, id mirror.TopicID, stopping bool) bool {
+	for num := range s.w.partitions {
+		by := st.mirrors(s, id, num)
+		if by == nil || stopping && st.states[stateKey(by.name, id, num)] != mirror.Stopping {
+			return false
+		}
+	}
+	return true
 }
 
 // watchState looks at what is persisted.
@@ -135,20 +151,22 @@ func (j *judge) state(s *site) *stateModel {
 // age finds out whether a site's state is older than its data; j.mu is held. It may just have been put back, and the data be lost since.
 func (j *judge) age(s *site, restored bool) {
 	for k, m := range j.logs {
-		if k.s != s || !restored && !m.older {
+		if k.s != s || !restored && m.older == nil {
 			continue
 		}
 		recorded := j.state(s).leaderEpoch(k.id, k.partition)
 		if restored {
 			m.cuts, m.cutSize, m.ceiling, m.totals, m.epoch = nil, 0, -1, make(map[*link]int64), recorded
 		}
-		m.older = j.state(s).mirrors(s, k.id, k.partition) && len(m.nodes) > 0 && m.last.h.LeaderEpoch > recorded
+		if m.older = nil; len(m.nodes) > 0 && m.last.h.LeaderEpoch > recorded {
+			m.older = j.state(s).mirrors(s, k.id, k.partition)
+		}
 	}
 }
 
-// restore crashes a site that mirrors, and puts back an older copy of its state, of a time when it mirrored too. Of the data nothing is
-// lost. Nobody mirrors from there: leader epochs that only the state knew may fall, and such a source can't be followed.
-func (w *world) restore(s *site, age int) {
+// restore crashes a site that mirrors, and puts back an older copy of its state, of a time when it mirrored too, perhaps of one when a
+// stop was under way. Of the data nothing is lost. Nobody mirrors from there: leader epochs that only the state knew may fall, and such a source can't be followed.
+func (w *world) restore(s *site, age int, stopping bool) {
 	for num := range w.partitions {
 		if !s.closed(num) {
 			return
@@ -172,23 +190,23 @@ func (w *world) restore(s *site, age int) {
 	if err != nil {
 		return
 	}
-	start, end := l.Bounds()
-	then := start + int64(age)*(end-start)/drawn
+	var ends []int64 // of the states that it may be
 	old := newStateModel()
 	for b := readAll(ctx, l); len(b) > 0; {
 		h, raw, err := batch.Next(b)
-		if err != nil || h.Next() > then {
-			break
+		if err != nil {
+			return
 		}
 		old.read(raw)
 		b = b[len(raw):]
-	}
-	for num := range w.partitions {
-		if !old.mirrors(s, id, num) {
-			return
+		if old.readOnly(s, id, stopping) {
+			ends = append(ends, h.Next())
 		}
 	}
-	_ = l.TruncateTo(ctx, then)
+	if len(ends) == 0 {
+		return
+	}
+	_ = l.TruncateTo(ctx, ends[age*len(ends)/drawn])
 	s.restored = true
 }
 

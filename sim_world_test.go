@@ -287,6 +287,7 @@ func (w *world) settle(l *link) error {
 // startOver does what is advised about a topic that the source no longer has.
 func (w *world) startOver(l *link) error {
 	m, ctx := l.dst.mirrors[l], w.t.Context()
+	w.judge.speak(l)
 	if err := m.Remove(ctx, simTopic); err != nil {
 		return err
 	}
