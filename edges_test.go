@@ -211,18 +211,12 @@ func TestWaitCaughtUpSaysWhatItWaitsFor(t *testing.T) {
 		require.ErrorContains(t, m.Promote(within(t, time.Minute), "orders"), "not started; call Start")
 		require.NoError(t, m.Start(t.Context()))
 		caughtUp(t, m)
-		stuck := make(chan struct{})
-		b.host.Fail(func(_ context.Context, op memlog.Op, topic string, _ int32) error {
-			if op == memlog.OpAppend && topic == "orders" {
-				<-stuck
-			}
-			return nil
-		})
+		release := holding(b.host, on(memlog.OpAppend, "orders"))
 		a.write("orders", 0, 5)
 		err = m.WaitCaughtUp(within(t, time.Second))
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.ErrorContains(t, err, "at offset 10 of 15")
-		close(stuck)
+		release()
 		caughtUp(t, m)
 
 		require.NoError(t, a.broker.Close())
@@ -244,20 +238,14 @@ func TestWaitCaughtUpEndsThoughTheSourceGotShorter(t *testing.T) {
 		s := newOrders(t, 5, broker.Nodes(2))
 		host := memlog.New()
 		m := mirrorOrders(t, s, host)
-		release := make(chan struct{})
-		host.Fail(func(_ context.Context, op memlog.Op, topic string, _ int32) error {
-			if op == memlog.OpAppend && topic == "orders" {
-				<-release
-			}
-			return nil
-		})
+		release := holding(host, on(memlog.OpAppend, "orders"))
 		s.write("orders", 0, 5, 5)
 		done := make(chan error, 1)
 		go func() { done <- m.WaitCaughtUp(within(t, time.Hour)) }()
 		pass(time.Second)
 		require.NoError(t, s.broker.Lag("orders", 0, 2, 5))
 		require.NoError(t, s.broker.Elect("orders", 0, 2, true))
-		close(release)
+		release()
 		require.NoError(t, <-done, "%v", m.Describe())
 	})
 }
@@ -268,13 +256,7 @@ func TestWaitCaughtUpDoesNotEndWithATailThatTheSourceHasLost(t *testing.T) {
 		s := newOrders(t, 5, broker.Nodes(2))
 		host := memlog.New()
 		m := mirrorOrders(t, s, host)
-		release := make(chan struct{})
-		host.Fail(func(_ context.Context, op memlog.Op, topic string, _ int32) error {
-			if op == memlog.OpAppend && topic == "orders" {
-				<-release
-			}
-			return nil
-		})
+		release := holding(host, on(memlog.OpAppend, "orders"))
 		s.write("orders", 0, 5, 5)
 		pass(time.Second) // fetched
 		require.NoError(t, s.broker.Lag("orders", 0, 2, 10))
@@ -282,7 +264,7 @@ func TestWaitCaughtUpDoesNotEndWithATailThatTheSourceHasLost(t *testing.T) {
 		done := make(chan error, 1)
 		go func() { done <- m.WaitCaughtUp(within(t, time.Hour)) }()
 		pass(time.Second)
-		close(release)
+		release()
 		require.NoError(t, <-done)
 		requireSame(t, s, m, "orders", 1)
 	})
@@ -518,13 +500,9 @@ func TestResumeDuringARemoveIsRefusedOrPursued(t *testing.T) {
 		m := mirrorOrders(t, s, host)
 		require.NoError(t, m.Pause(t.Context(), "orders"))
 		pass(time.Minute)
-		release := make(chan struct{})
-		var syncs atomic.Int64
-		host.Fail(func(_ context.Context, op memlog.Op, topic string, _ int32) error {
-			if op == memlog.OpSync && topic == mirror.StateTopic && syncs.Add(1) == 1 {
-				<-release
-			}
-			return nil
+		var begun atomic.Bool
+		release := holding(host, func(op memlog.Op, topic string, _ int32) bool {
+			return op == memlog.OpSync && topic == mirror.StateTopic && begun.CompareAndSwap(false, true)
 		})
 		defer host.Fail(nil)
 		removed, resumed := make(chan error, 1), make(chan error, 1)
@@ -532,7 +510,7 @@ func TestResumeDuringARemoveIsRefusedOrPursued(t *testing.T) {
 		synctest.Wait()
 		go func() { resumed <- m.Resume(t.Context(), "orders") }()
 		synctest.Wait()
-		close(release)
+		release()
 		<-removed // either may be refused
 		<-resumed
 		pass(10 * time.Minute)

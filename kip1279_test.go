@@ -330,20 +330,16 @@ func TestKIP_3_5_Preconditions(t *testing.T) {
 	})
 	kip(t, "of a stop and a pause at once the stop wins", func(t *testing.T) {
 		_, b, m := mirrored(t, 1)
-		release := make(chan struct{})
-		var holding atomic.Bool
-		b.host.Fail(func(ctx context.Context, op memlog.Op, topic string, _ int32) error {
-			if op == memlog.OpAppend && topic == mirror.StateTopic && holding.CompareAndSwap(false, true) {
-				<-release
-			}
-			return nil
+		var begun atomic.Bool
+		release := holding(b.host, func(op memlog.Op, topic string, _ int32) bool {
+			return op == memlog.OpAppend && topic == mirror.StateTopic && begun.CompareAndSwap(false, true)
 		})
 		stopped, paused := make(chan error, 1), make(chan error, 1)
 		go func() { stopped <- m.Remove(within(t, time.Minute), "orders") }()
 		synctest.Wait() // its wish is being written
 		go func() { paused <- m.Pause(t.Context(), "orders") }()
 		synctest.Wait()
-		close(release)
+		release()
 		require.NoError(t, <-stopped)
 		require.ErrorIs(t, <-paused, mirror.ErrStopped)
 		require.Equal(t, mirror.Stopped, m.Describe().Topics[0].Desired)

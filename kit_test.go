@@ -186,7 +186,19 @@ func failing(host *memlog.Host, when func(op memlog.Op, topic string, partition 
 	return func() { over.Store(true) }
 }
 
-// on is one kind of call on one topic, for failing.
+// holding lets calls hang until they are released.
+func holding(host *memlog.Host, when func(op memlog.Op, topic string, partition int32) bool) (release func()) {
+	stuck := make(chan struct{})
+	host.Fail(func(_ context.Context, op memlog.Op, topic string, partition int32) error {
+		if when(op, topic, partition) {
+			<-stuck
+		}
+		return nil
+	})
+	return func() { close(stuck) }
+}
+
+// on is one kind of call on one topic, for failing and holding.
 func on(call memlog.Op, name string) func(memlog.Op, string, int32) bool {
 	return func(op memlog.Op, topic string, _ int32) bool { return op == call && topic == name }
 }

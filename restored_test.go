@@ -26,6 +26,23 @@ func backup(t *testing.T, host *memlog.Host) (restore func()) {
 	return func() { require.NoError(t, log.TruncateTo(t.Context(), end)) }
 }
 
+// backupAt takes it when such a call is first made.
+func backupAt(t *testing.T, host *memlog.Host, when func(op memlog.Op, topic string, partition int32) bool) (restore func()) {
+	t.Helper()
+	var begun atomic.Bool
+	var taken func()
+	host.Fail(func(_ context.Context, op memlog.Op, topic string, partition int32) error {
+		if when(op, topic, partition) && begun.CompareAndSwap(false, true) {
+			taken = backup(t, host)
+		}
+		return nil
+	})
+	return func() {
+		require.NotNil(t, taken, "no such call was made")
+		taken()
+	}
+}
+
 // The old state says that the partition has failed, and would be tried again by itself.
 func TestAnOlderStateThatHasFailedIsNamedToo(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
@@ -171,13 +188,7 @@ func overtakenOnce(t *testing.T) {
 	inState(t, m, 0, mirror.Paused)
 	a.write("orders", 0, 10)
 	require.NoError(t, a.partition("orders", 0).AdvanceStart(t.Context(), 20))
-	var restore func()
-	host.Fail(func(_ context.Context, op memlog.Op, topic string, _ int32) error {
-		if op == memlog.OpReset && topic == "orders" && restore == nil {
-			restore = backup(t, host)
-		}
-		return nil
-	})
+	restore := backupAt(t, host, on(memlog.OpReset, "orders"))
 	require.NoError(t, m.Resume(t.Context(), "orders"))
 	a.write("orders", 0, 20)
 	caughtUp(t, m)
@@ -199,13 +210,9 @@ func TestAStateFromTheBeginningOfARoundIsNamed(t *testing.T) {
 		m := mirrorOrders(t, a, host)
 		require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
 		a.write("orders", 0, 5)
-		var restore func()
 		var writes atomic.Int64
-		host.Fail(func(_ context.Context, op memlog.Op, topic string, _ int32) error {
-			if op == memlog.OpAppend && topic == mirror.StateTopic && writes.Add(1) == 2 { // PREPARING is written, and nothing is announced
-				restore = backup(t, host)
-			}
-			return nil
+		restore := backupAt(t, host, func(op memlog.Op, topic string, _ int32) bool {
+			return op == memlog.OpAppend && topic == mirror.StateTopic && writes.Add(1) == 2 // PREPARING is written, and nothing is announced
 		})
 		require.NoError(t, m.Resume(t.Context(), "orders"))
 		caughtUp(t, m)
@@ -231,13 +238,7 @@ func overwrittenOnce(t *testing.T) {
 	_, err := m.Coordinator().RaiseLeaderEpoch(t.Context(), "orders", 0, 1000)
 	require.NoError(t, err)
 	appendTo(t, p, plain(10)) // never mirrored
-	var restore func()
-	host.Fail(func(_ context.Context, op memlog.Op, topic string, _ int32) error {
-		if op == memlog.OpReset && topic == "orders" && restore == nil {
-			restore = backup(t, host)
-		}
-		return nil
-	})
+	restore := backupAt(t, host, on(memlog.OpReset, "orders"))
 	require.NoError(t, m.Overwrite(t.Context(), "orders"))
 	caughtUp(t, m)
 	require.NoError(t, m.Close())
@@ -255,12 +256,8 @@ func cutOnce(t *testing.T, kept int64) {
 	require.NoError(t, a.broker.Elect("orders", 0, 1, false))
 	a.write("orders", 0, 3)
 	caughtUp(t, m)
-	var restore func()
-	host.Fail(func(_ context.Context, op memlog.Op, topic string, _ int32) error {
-		if (op == memlog.OpTruncateTo || op == memlog.OpReset) && topic == "orders" && restore == nil {
-			restore = backup(t, host)
-		}
-		return nil
+	restore := backupAt(t, host, func(op memlog.Op, topic string, _ int32) bool {
+		return (op == memlog.OpTruncateTo || op == memlog.OpReset) && topic == "orders"
 	})
 	require.NoError(t, a.broker.Lag("orders", 0, 2, kept))
 	require.NoError(t, a.broker.Elect("orders", 0, 2, true))
@@ -284,13 +281,7 @@ func TestAStopOfAnOlderStateIsNotResumedByItself(t *testing.T) {
 		a, host := newOrders(t, 10), memlog.New()
 		appendTo(t, a.partition("orders", 0), produced(5, 7, true))
 		m := mirrorOrders(t, a, host, mirror.TruncateToStable(100))
-		var restore func()
-		host.Fail(func(_ context.Context, op memlog.Op, topic string, _ int32) error {
-			if op == memlog.OpTruncateTo && topic == "orders" && restore == nil {
-				restore = backup(t, host)
-			}
-			return nil
-		})
+		restore := backupAt(t, host, on(memlog.OpTruncateTo, "orders"))
 		require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
 		p := open(t, m.Coordinator(), "orders", 0)
 		appendTo(t, p, plain(20))
@@ -316,13 +307,7 @@ func TestACutThatTheLogHasOutgrownNamesAnOlderState(t *testing.T) {
 		a, host := newOrders(t, 10), memlog.New()
 		appendTo(t, a.partition("orders", 0), produced(5, 7, true))
 		m := mirrorOrders(t, a, host, mirror.TruncateToStable(100))
-		var restore func()
-		host.Fail(func(_ context.Context, op memlog.Op, topic string, _ int32) error {
-			if op == memlog.OpTruncateTo && topic == "orders" && restore == nil {
-				restore = backup(t, host)
-			}
-			return nil
-		})
+		restore := backupAt(t, host, on(memlog.OpTruncateTo, "orders"))
 		require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
 		require.NoError(t, m.Resume(t.Context(), "orders"))
 		a.write("orders", 0, 20)
@@ -382,13 +367,7 @@ func TestAStopOfAnOlderStateKeepsApart(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		a, host := newOrders(t, 10), memlog.New()
 		m := mirrorOrders(t, a, host)
-		var restore func()
-		host.Fail(func(_ context.Context, op memlog.Op, topic string, _ int32) error {
-			if op == memlog.OpAppend && topic == "orders" && restore == nil {
-				restore = backup(t, host) // the position is stored and the epoch raised
-			}
-			return nil
-		})
+		restore := backupAt(t, host, on(memlog.OpAppend, "orders")) // the position is stored and the epoch raised
 		require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
 		require.NoError(t, m.Resume(t.Context(), "orders"))
 		_, err := a.c.RaiseLeaderEpoch(t.Context(), "orders", 0, 1_000_000)

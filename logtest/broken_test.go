@@ -579,7 +579,7 @@ var brokenLogs = []struct {
 		sync: func(l *brokenLog, ctx context.Context) error {
 			l.number.Add(1)
 			defer l.number.Add(-1)
-			time.Sleep(time.Second) // virtual
+			time.Sleep(time.Second) // a slow disk; virtual
 			return l.Log.Sync(ctx)
 		},
 		bounds: func(l *brokenLog) (int64, int64) {

@@ -63,7 +63,7 @@ func TestConnectionsAreReused(t *testing.T) {
 		dialled, open := c.count()
 		require.Equal(t, []int{1, 1}, []int{dialled, open})
 
-		time.Sleep(defaultIdleTimeout + time.Second) // virtual
+		time.Sleep(defaultIdleTimeout + time.Second) // nobody asks anything; virtual
 		_, err := client.Metadata(t.Context(), nil)
 		require.NoError(t, err)
 		synctest.Wait()
