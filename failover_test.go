@@ -282,6 +282,31 @@ func TestPlanAddNamesWhatTheSourceNoLongerHas(t *testing.T) {
 	})
 }
 
+// The source's log ended, and begins, inside a batch that is here: what a cut leaves nothing of is lost too.
+func TestPlanAddNamesWhatACutInsideABatchCosts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b := newOrders(t, 10), newSource(t, broker.Nodes(2))
+		a.write("orders", 0, 5) // one batch
+		m := linked(t, "dr", b, a)
+		addOrders(t, m)
+		require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
+		require.NoError(t, b.partition("orders", 0).AdvanceStart(t.Context(), 12))
+		require.NoError(t, b.broker.Lag("orders", 0, 2, 12))
+		require.NoError(t, b.broker.Elect("orders", 0, 2, true))
+		b.write("orders", 0, 3)
+		start, end := b.partition("orders", 0).Bounds()
+		require.Equal(t, [2]int64{12, 15}, [2]int64{start, end})
+
+		back := linked(t, "back", a, b)
+		plan, err := back.PlanAdd(t.Context(), "orders")
+		require.NoError(t, err)
+		require.Equal(t, []mirror.Range{{Partition: 0, From: 12, To: 15}, {Partition: 0, From: 10, To: 12}}, plan[0].Cut)
+		addOrders(t, back)
+		require.Equal(t, mirror.Totals{Cut: 3, Lost: 2, Cuts: 2}, state(t, back, "orders", 0).Totals)
+		require.Equal(t, content(t, b.partition("orders", 0), 12), content(t, a.partition("orders", 0), 12))
+	})
+}
+
 // Of a cut that ends below the log's start only what was here is announced, reported and counted.
 func TestACutBelowTheStartCountsWhatWasHere(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
