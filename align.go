@@ -597,10 +597,11 @@ func (p *Partition) olderState(ctx context.Context, r *replica) error {
 		"Recover goes on after comparing with the source", r, how)), func(rd *round) { rd.Older = true })
 }
 
-// mirroredOn says that what lies above the position that the round begins with was not written here, so the source has come on since:
-// a round is aligned before anything comes.
+// mirroredOn says that what lies above the position was not written here, as it should be, so the source has come on since: a round that
+// begins with a position is aligned before anything comes, and one that ends with it has raised the epoch before anything is written.
 func (rd round) mirroredOn(l lineage) bool {
-	if rd.Aligned || !rd.Known || rd.Offset < 0 || rd.Offset >= l.end {
+	begins, ends := rd.Known && !rd.Aligned, rd.Stored && rd.Raised
+	if !begins && !ends || rd.Offset < 0 || rd.Offset >= l.end {
 		return false
 	}
 	return l.latest() >= 0 && l.latest() < rd.Local

@@ -16,7 +16,7 @@ import (
 
 // Taking over: what STOPPING does, once nothing is fetched any more. Each step is persisted before the next, and each may be run again
 // after a crash: a position is stored once per round (round.Stored), the leader epoch is raised far above everything seen in the same
-// write (round.Raised), by one when that is resumed, and nothing shows twice. DESIGN.md has it as a drawing.
+// write (round.Raised), by one when that is tried again, and nothing shows twice. DESIGN.md has it as a drawing.
 
 // epochStep keeps the epochs of two lineages apart: a takeover goes to the next multiple above everything seen, plus a random number
 // below half of it, so that two sides that take over from the same base don't use the same numbers.
@@ -153,10 +153,10 @@ func (r *replica) raiseForTakeover(ctx context.Context, p *Partition, rd round, 
 		if seen == math.MaxInt32 {
 			return undecided(fmt.Errorf("take over %s: %w", r, errNoEpochLeft))
 		}
-		// Resumed, it goes up by one: what was written under the last one may be lost, and may have been seen. If the log has more than
-		// the state knows, the next one may be another's.
+		// Tried again, it goes up by one: what was written under the last one may be lost, and may have been seen. If the log has more
+		// than the state knows, or the state was loaded since, which may be an older one, the next one may be another's.
 		to := seen + 1
-		if !rd.Raised || seen > p.c.leaderEpoch(p.id, p.num) {
+		if !rd.Raised || !r.raised || seen > p.c.leaderEpoch(p.id, p.num) {
 			to = takeoverEpoch(seen, rand.Int32()) //nolint:gosec // apart, not secret
 		}
 		if !rd.Raised {
@@ -167,6 +167,7 @@ func (r *replica) raiseForTakeover(ctx context.Context, p *Partition, rd round, 
 	if err != nil {
 		return rd, err
 	}
+	r.raised = true
 	r.mu.Lock()
 	r.round = rd
 	r.mu.Unlock()

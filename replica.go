@@ -23,6 +23,8 @@ type replica struct {
 	// appending is held for each append, so that whoever raises gen and takes it knows that no older append follows.
 	appending lock
 
+	raised bool // the leader epoch was, for a takeover, since the state was loaded; drive's own
+
 	mu        sync.Mutex // guards what follows; never held across I/O
 	part      *Partition // nil until it was first needed
 	stored    stored

@@ -384,6 +384,51 @@ func TestAStopOfAnOlderStateKeepsApart(t *testing.T) {
 	})
 }
 
+// The same, and the source has come on with the epoch that it had: what lies above the position of the stop is older than its leader epoch.
+func TestAStateOfAStopThatTheMirrorWentOnFromIsNamed(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		a, host := newOrders(t, 10), memlog.New()
+		m := mirrorOrders(t, a, host)
+		restore := backupAt(t, host, on(memlog.OpAppend, "orders")) // the position is stored and the epoch raised
+		require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
+		require.NoError(t, m.Resume(t.Context(), "orders"))
+		a.write("orders", 0, 5)
+		caughtUp(t, m)
+		require.NoError(t, m.Close())
+		restore()
+		m = newMirror(t, a, host)
+		pass(time.Hour)
+		st := state(t, m, "orders", 0)
+		require.Equal(t, mirror.Failed, st.State)
+		require.Contains(t, st.Reason, "holds [0, 15) of leader epoch 0, the state says that all from offset 10 on was written here")
+		require.Equal(t, int64(15), st.End)
+		require.Error(t, m.Coordinator().CheckWrite("orders", 0))
+	})
+}
+
+// Nothing came since, so nothing tells: the stop goes on, to an epoch that was not in use between.
+func TestAStopThatIsResumedAfterARestartKeepsApart(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		a, host := newOrders(t, 10), memlog.New()
+		m := mirrorOrders(t, a, host)
+		restore := backupAt(t, host, on(memlog.OpAppend, "orders")) // the position is stored and the epoch raised
+		require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
+		c := m.Coordinator()
+		for range 100 {
+			_, err := c.RaiseLeaderEpoch(t.Context(), "orders", 0, 0)
+			require.NoError(t, err)
+		}
+		used := open(t, c, "orders", 0).LeaderEpoch()
+		require.NoError(t, m.Resume(t.Context(), "orders"))
+		caughtUp(t, m)
+		require.NoError(t, m.Close())
+		restore()
+		m = newMirror(t, a, host)
+		inState(t, m, 0, mirror.Stopped)
+		require.Greater(t, open(t, m.Coordinator(), "orders", 0).LeaderEpoch(), used)
+	})
+}
+
 // The source is a host of this library whose state is older than its data, and nobody writes there: its leader epoch is that of the state
 // until something has it look at its log.
 func TestASourceWithAnOlderStateIsMirroredOn(t *testing.T) {

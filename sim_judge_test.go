@@ -718,8 +718,6 @@ func (j *judge) lookAt(s *site, num int32) {
 		switch {
 		case model.older != l, st.State == mirror.Failed:
 		case st.State == mirror.Stopping && j.asked(l):
-		case st.State == mirror.Stopped && j.asked(l):
-			model.older = nil
 		default:
 			j.blame("%s: partition %d is %s, though its state is older than the data", l.name, num, st.State)
 		}

@@ -137,8 +137,23 @@ func (j *judge) watchState(s *site, batches []byte, change func() error) error {
 		if wrong := j.state(s).read(batches); wrong != "" {
 			j.blame("%s %s", s.name, wrong)
 		}
+		j.ended(s)
 	}
 	return err
+}
+
+// ended finds out which mirrors of an older state have been stopped: someone must have asked for that; j.mu is held.
+func (j *judge) ended(s *site) {
+	for num := range j.w.partitions {
+		m, id := j.log(s, num), j.topics[s]
+		if m.older == nil || j.state(s).states[stateKey(m.older.name, id, num)] != mirror.Stopped {
+			continue
+		}
+		if !j.asked(m.older) {
+			j.blame("%s: partition %d is stopped, though its state is older and nobody has asked for it", m.older.name, num)
+		}
+		m.older = nil
+	}
 }
 
 func (j *judge) state(s *site) *stateModel {
