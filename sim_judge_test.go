@@ -161,7 +161,7 @@ func (j *judge) drop(s *site) bool {
 		m := j.log(s, num)
 		m.deleted = m.nodes
 		m.start, m.end, m.retained, m.nodes, m.last = 0, 0, 0, nil, nil
-		m.cuts, m.cutSize, m.ceiling = nil, 0, -1
+		m.cuts, m.cutSize, m.ceiling, m.older = nil, 0, -1, nil
 		clear(m.totals) // a mirror may forget it now, and the topic may come back
 	}
 	j.topics[s] = mirror.TopicID{}
@@ -500,7 +500,7 @@ func (j *judge) strange(l *watchedLog, m *logModel, dropped []*node) bool {
 // cut notes that everything from end on was dropped: from an offset on, and the batch that it lies in; j.mu is held.
 func (j *judge) cut(l *watchedLog, m *logModel, to, end int64) {
 	kept := nodesUpTo(m.nodes, end)
-	if kept < len(m.nodes) && l.s.closed(l.partition) { // a mirror's doing, not an election's
+	if kept < len(m.nodes) && l.s.mirrored(l.partition) != nil { // the mirror's doing; of an election that passed the gate before, it awaits the end
 		m.dropped(span{to, m.end}, to)
 		if j.undoes(l, m, m.nodes[kept:]) {
 			j.blame("%s: a cut to %d drops what was written there since the takeover", j.name(l), to)
@@ -542,7 +542,7 @@ func (j *judge) watchReset(l *watchedLog, start int64, change func() error) erro
 	if err := change(); err != nil {
 		return err
 	}
-	if len(m.nodes) > 0 && l.s.closed(l.partition) {
+	if len(m.nodes) > 0 && l.s.mirrored(l.partition) != nil {
 		gone := span{m.start, m.end}
 		if start > m.end {
 			gone = span{m.end, start} // what was never got; what is dropped the source has dropped too
