@@ -381,7 +381,7 @@ func (r *replica) sameTopic(ctx context.Context) error {
 	return nil
 }
 
-// carryOut persists what is going to be dropped, drops it, and reports it.
+// carryOut drops what is not the source's, if that is allowed.
 func (r *replica) carryOut(ctx context.Context, p *Partition, e cutEntry) error {
 	r.mu.Lock()
 	rd := r.round
@@ -391,6 +391,11 @@ func (r *replica) carryOut(ctx context.Context, p *Partition, e cutEntry) error 
 			return err
 		}
 	}
+	return r.drop(ctx, p, e, rd)
+}
+
+// drop persists what is going to be dropped, with what the round becomes and what else belongs to it, drops it, and reports it.
+func (r *replica) drop(ctx context.Context, p *Partition, e cutEntry, rd round, with ...statelog.Record) error {
 	start, _ := p.Bounds()
 	epoch, err := p.EpochAt(ctx, e.first(start))
 	if err != nil {
@@ -398,12 +403,9 @@ func (r *replica) carryOut(ctx context.Context, p *Partition, e cutEntry) error 
 	}
 	e.Epoch, e.Time = epoch, time.Now()
 	rd.Cut = true
-	if err := r.m.c.put(ctx, record(r.key(typeCut), e), r.roundRecord(rd)); err != nil {
+	if err := r.putRound(ctx, rd, append(with, record(r.key(typeCut), e))...); err != nil {
 		return fmt.Errorf("announce cut of %s: %w", r, err)
 	}
-	r.mu.Lock()
-	r.round.Cut = true
-	r.mu.Unlock()
 	return r.finish(ctx, p, e)
 }
 

@@ -500,10 +500,7 @@ func TestResumeDuringARemoveIsRefusedOrPursued(t *testing.T) {
 		m := mirrorOrders(t, s, host)
 		require.NoError(t, m.Pause(t.Context(), "orders"))
 		pass(time.Minute)
-		var begun atomic.Bool
-		release := holding(host, func(op memlog.Op, topic string, _ int32) bool {
-			return op == memlog.OpSync && topic == mirror.StateTopic && begun.CompareAndSwap(false, true)
-		})
+		release := holding(host, nth(1, on(memlog.OpSync, mirror.StateTopic)))
 		defer host.Fail(nil)
 		removed, resumed := make(chan error, 1), make(chan error, 1)
 		go func() { removed <- m.Remove(t.Context(), "orders") }()

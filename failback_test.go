@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -383,8 +384,15 @@ func TestPromoteOfATopicThatNeverGotARecord(t *testing.T) {
 	})
 }
 
-// A stop that crashes, or whose host fails, at any call: it ends all the same, with one position, and shows nothing twice.
+// A stop that crashes, or whose host fails, at any call, and goes on without its source and its options: it ends all the same, with one
+// position, shows nothing twice, and what a failback cuts is what lies above the position.
 func TestStopSurvivesACrashAtEveryCall(t *testing.T) {
+	t.Run("abort", func(t *testing.T) { crashStops(t, 10) })
+	t.Run("truncate", func(t *testing.T) { crashStops(t, 5, mirror.TruncateToStable(100)) })
+}
+
+// crashStops ends with the position that a stop without a crash stores.
+func crashStops(t *testing.T, position int64, opts ...mirror.MirrorOption) {
 	crash := errors.New("crash")
 	for i := int64(1); ; i++ {
 		calls, done := int64(0), false
@@ -397,7 +405,7 @@ func TestStopSurvivesACrashAtEveryCall(t *testing.T) {
 			host := memlog.New()
 			c, err := mirror.Open(t.Context(), host)
 			require.NoError(t, err)
-			m, err := c.Mirror("dr", a.broker.Source())
+			m, err := c.Mirror("dr", a.broker.Source(), opts...)
 			require.NoError(t, err)
 			require.NoError(t, m.Start(t.Context()))
 			addOrders(t, m)
@@ -423,10 +431,12 @@ func TestStopSurvivesACrashAtEveryCall(t *testing.T) {
 			require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
 			st := state(t, m, "orders", 0)
 			require.True(t, st.TakenOver)
-			require.Equal(t, int64(10), st.Position.Offset, "call %d", i)
+			if st.Position.Offset != 10 || done { // before the cut is announced nothing is left of the option
+				require.Equal(t, position, st.Position.Offset, "call %d", i)
+			}
 			q := open(t, again, "orders", 0)
 			resets, aborts := 0, 0
-			for b, err := range mirror.Batches(content(t, q, 10)) {
+			for b, err := range mirror.Batches(content(t, q, st.Position.Offset)) {
 				require.NoError(t, err)
 				ctl, err := batch.ParseControl(b.Bytes)
 				require.NoError(t, err)
@@ -437,9 +447,19 @@ func TestStopSurvivesACrashAtEveryCall(t *testing.T) {
 				}
 				require.Greater(t, b.Epoch, st.Position.Epoch)
 			}
-			require.Equal(t, 1, aborts, "call %d", i)
+			require.Equal(t, int(st.Position.Offset/10), aborts, "call %d", i)
 			require.Equal(t, 1, resets, "call %d", i)
 			require.NoError(t, again.CheckWrite("orders", 0))
+
+			served, err := broker.New(again)
+			require.NoError(t, err)
+			defer served.Close()
+			back, err := a.c.Mirror("back", served.Source())
+			require.NoError(t, err)
+			require.NoError(t, back.Start(t.Context()))
+			addOrders(t, back)
+			require.Equal(t, 10-st.Position.Offset, state(t, back, "orders", 0).Totals.Cut, "call %d", i)
+			require.Equal(t, content(t, q, 0), content(t, p, 0))
 		})
 		if done {
 			require.Greater(t, i, int64(8))
@@ -448,32 +468,37 @@ func TestStopSurvivesACrashAtEveryCall(t *testing.T) {
 	}
 }
 
-func TestTruncateToStableCutsInsteadOfAborting(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		a, b := newSource(t), newSource(t)
-		a.create("orders", 1)
-		p := a.partition("orders", 0)
-		appendTo(t, p, plain(5))
-		appendTo(t, p, produced(5, 7, true))
-		appendTo(t, p, plain(5))
-		m := linked(t, "dr", b, a, mirror.TruncateToStable(3))
-		addOrders(t, m)
-		err := m.Remove(within(t, time.Minute), "orders")
-		require.ErrorContains(t, err, "[5, 15)", "beyond the limit")
-		require.Error(t, b.c.CheckWrite("orders", 0))
-		require.NoError(t, m.Recover(t.Context(), "orders"))
-		eventually(t, "stopped", func() bool { return state(t, m, "orders", 0).State == mirror.Stopped })
-		st := state(t, m, "orders", 0)
-		require.Equal(t, int64(5), st.Position.Offset)
-		require.Equal(t, int64(6), st.End, "the reset batch")
-		require.Equal(t, mirror.Totals{Cut: 10, Cuts: 1}, st.Totals)
-		require.NoError(t, b.c.CheckWrite("orders", 0))
-
-		b.write("orders", 0, 2)
-		back := linked(t, "back", a, b)
-		addOrders(t, back)
-		equal(t, a, b, "orders", 1)
-	})
+// A host that can't cut is taken over all the same: what TruncateToStable would have cut is aborted. It is noticed at once, or when the cut
+// was announced.
+func TestTruncateToStableOnAHostThatCannotCutAborts(t *testing.T) {
+	for name, from := range map[string]int64{"at once": 1, "at the cut": 2} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				a, b, m := mirrored(t, 1, mirror.TruncateToStable(100))
+				var cuts atomic.Int64
+				b.host.Fail(func(_ context.Context, op memlog.Op, topic string, _ int32) error {
+					if topic == "orders" && (op == memlog.OpTruncateTo || op == memlog.OpReset) && cuts.Add(1) >= from {
+						return errors.ErrUnsupported
+					}
+					return nil
+				})
+				appendTo(t, a.partition("orders", 0), produced(5, 7, true))
+				a.write("orders", 0, 3)
+				caughtUp(t, m)
+				require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
+				require.NoError(t, b.c.CheckWrite("orders", 0))
+				st := state(t, m, "orders", 0)
+				require.Equal(t, int64(20), st.End, "ABORT and reset")
+				require.Zero(t, st.Totals)
+				if from == 1 {
+					require.Equal(t, int64(18), st.Position.Offset)
+				}
+				b.write("orders", 0, 2)
+				addOrders(t, linked(t, "back", a, b))
+				equal(t, a, b, "orders", 1)
+			})
+		})
+	}
 }
 
 // The source commits a transaction that the other side has aborted at its takeover: after failback the abort stands on both sides, and

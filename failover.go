@@ -42,7 +42,7 @@ func (r *replica) stop(ctx context.Context) (done round, err error) {
 		return rd, nil
 	}
 	if err == nil {
-		err = r.finishCut(ctx, p)
+		err = stopAnyway(r.finishCut(ctx, p))
 	}
 	if err == nil {
 		err = p.Sync(ctx)
@@ -65,13 +65,15 @@ func (r *replica) stop(ctx context.Context) (done round, err error) {
 	if err != nil {
 		return rd, err
 	}
-	if r.m.opts.stable >= 0 && !rd.Raised {
-		if err := r.putRound(ctx, rd, position...); err != nil {
+	if position != nil && rd.Offset < end { // TruncateToStable
+		l, err := p.lineage(ctx)
+		if err == nil {
+			err = stopAnyway(r.drop(ctx, p, l.cutting(rd.Offset, "TruncateToStable: transactions were open"), rd, position...))
+		}
+		if err != nil {
 			return rd, err
 		}
-		if err := r.cutUnstable(ctx, p, rd); err != nil {
-			return rd, err
-		}
+		rd.Cut, position = true, nil
 	}
 	if rd, err = r.raiseForTakeover(ctx, p, rd, sourceEpoch, position); err != nil {
 		return rd, err
@@ -115,10 +117,21 @@ func (r *replica) position(ctx context.Context, p *Partition, rd round, end int6
 	return rd, []statelog.Record{{Key: r.key(statelog.TypePosition), Value: statelog.Position{Epoch: epoch, Offset: end}.Append(nil)}}, nil
 }
 
-// stablePosition is the position of TruncateToStable: it is stored first, and then the log is cut to it.
+// stopAnyway lets a stop go on though the host can't cut: what was to be dropped stays, as where nobody has asked for the cut.
+func stopAnyway(err error) error {
+	if errors.Is(err, errors.ErrUnsupported) {
+		return nil
+	}
+	return err
+}
+
+// stablePosition is the position of TruncateToStable: it is stored, and then the log is cut to it. A host that can't cut keeps all.
 func (r *replica) stablePosition(ctx context.Context, p *Partition, end int64, epoch int32) (int64, int32, error) {
 	lso, err := p.LastStableOffset(ctx)
 	if err != nil || lso >= end {
+		return end, epoch, err
+	}
+	if can, err := p.canCut(ctx); err != nil || !can {
 		return end, epoch, err
 	}
 	if limit := r.m.opts.stable; end-lso > limit {
@@ -131,17 +144,6 @@ func (r *replica) stablePosition(ctx context.Context, p *Partition, end int64, e
 	}
 	epoch, err = p.EpochAt(ctx, lso-1)
 	return lso, epoch, err
-}
-
-func (r *replica) cutUnstable(ctx context.Context, p *Partition, rd round) error {
-	if !rd.Stored {
-		return nil
-	}
-	l, err := p.lineage(ctx)
-	if err != nil || l.end <= rd.Offset {
-		return err
-	}
-	return r.carryOut(ctx, p, l.cutting(rd.Offset, "TruncateToStable: transactions were open"))
 }
 
 // raiseForTakeover persists the position and the new leader epoch in one write.

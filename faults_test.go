@@ -55,8 +55,8 @@ var faults = []fault{
 	},
 	{
 		"a cut whose report a crash loses", "align.go",
-		`r.m.c.put(ctx, record(r.key(typeCut), e), r.roundRecord(rd))`,
-		`r.m.c.put(ctx, r.roundRecord(rd))`,
+		`r.putRound(ctx, rd, append(with, record(r.key(typeCut), e))...)`,
+		`r.putRound(ctx, rd, with...)`,
 	},
 	{
 		"a cut is not reported", "align.go",

@@ -83,8 +83,8 @@ type Log interface {
 	Sync(ctx context.Context) error
 
 	// TruncateTo drops each batch that reaches beyond end, so the end may come out lower; an end below the start means
-	// Reset(end); an end at or above the log's own changes nothing. Durable on return. errors.ErrUnsupported if the host
-	// can't drop a suffix: what needs a cut then ends in FAILED with the ranges.
+	// Reset(end); an end at or above the log's own changes nothing. Durable on return. errors.ErrUnsupported, whatever the
+	// end, if the host can't drop a suffix: what needs a cut then ends in FAILED with the ranges.
 	TruncateTo(ctx context.Context, end int64) error
 
 	// AdvanceStart drops a prefix. It may fall inside a batch: the batch stays, the offsets below are out of range. A

@@ -330,10 +330,7 @@ func TestKIP_3_5_Preconditions(t *testing.T) {
 	})
 	kip(t, "of a stop and a pause at once the stop wins", func(t *testing.T) {
 		_, b, m := mirrored(t, 1)
-		var begun atomic.Bool
-		release := holding(b.host, func(op memlog.Op, topic string, _ int32) bool {
-			return op == memlog.OpAppend && topic == mirror.StateTopic && begun.CompareAndSwap(false, true)
-		})
+		release := holding(b.host, nth(1, on(memlog.OpAppend, mirror.StateTopic)))
 		stopped, paused := make(chan error, 1), make(chan error, 1)
 		go func() { stopped <- m.Remove(within(t, time.Minute), "orders") }()
 		synctest.Wait() // its wish is being written

@@ -198,6 +198,14 @@ func holding(host *memlog.Host, when func(op memlog.Op, topic string, partition 
 	return func() { close(stuck) }
 }
 
+// nth is the nth of such calls.
+func nth(n int64, when func(memlog.Op, string, int32) bool) func(memlog.Op, string, int32) bool {
+	var calls atomic.Int64
+	return func(op memlog.Op, topic string, partition int32) bool {
+		return when(op, topic, partition) && calls.Add(1) == n
+	}
+}
+
 // on is one kind of call on one topic, for failing and holding.
 func on(call memlog.Op, name string) func(memlog.Op, string, int32) bool {
 	return func(op memlog.Op, topic string, _ int32) bool { return op == call && topic == name }

@@ -157,7 +157,8 @@ func StopOnSourceDelete() MirrorOption {
 
 // TruncateToStable has Remove cut a partition to its last stable offset when transactions are open, as earlier drafts of KIP-1279 do,
 // instead of aborting them where they are. WARNING: committed records behind the first open transaction are lost; the cut is reported.
-// A stop that would cut more than limit offsets is FAILED instead, with the range, until Recover allows it.
+// A stop that would cut more than limit offsets is FAILED instead, with the range, until Recover allows it. Where the host can't cut they
+// are aborted after all.
 func TruncateToStable(limit int64) MirrorOption {
 	return mirrorOptionFunc(func(o *mirrorOptions) { o.stable = limit })
 }

@@ -541,6 +541,18 @@ func (p *Partition) cut(ctx context.Context, end int64) error {
 	})
 }
 
+// canCut asks the host by a cut that drops nothing.
+func (p *Partition) canCut(ctx context.Context) (bool, error) {
+	err := p.change(ctx, func(ctx context.Context) error { return p.log.TruncateTo(ctx, math.MaxInt64) })
+	if errors.Is(err, errors.ErrUnsupported) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("ask the host whether it can cut %s: %w", p, err)
+	}
+	return true, nil
+}
+
 // reset drops everything; the log goes on, empty, at start.
 func (p *Partition) reset(ctx context.Context, start int64) error {
 	return p.withoutCheckpoint(ctx, func(ctx context.Context) error { return p.emptyAt(ctx, start) })
