@@ -146,7 +146,7 @@ func TestAnEpochWithoutAnOffsetCutsWhatIsAboveIt(t *testing.T) {
 				other := resp.Mirrors[0]
 				other.Name = "other"
 				part := other.Topics[0].Partitions[0]
-				part.LastMirrorEpoch, part.LastMirrorOffset = 1<<20, -1
+				part.LastMirrorEpoch, part.LastMirrorOffset = b.partition("orders", 0).LeaderEpoch(), -1
 				other.Topics = []wire.DescribedTopic{{Name: "orders", ID: topicID(t, b.host, "orders"), Partitions: []wire.DescribedPartition{part}}}
 				resp.Mirrors = append(resp.Mirrors, other)
 			})
@@ -162,7 +162,7 @@ func TestAnEpochWithoutAnOffsetCutsWhatIsAboveIt(t *testing.T) {
 			require.NoError(t, back.AddTopics(t.Context(), "orders"))
 			cutAt10(t, a, b, back)
 			require.NoError(t, back.Remove(within(t, time.Minute), "orders"))
-			alter(p, withoutOffset(1<<30))
+			alter(p, withoutOffset(b.partition("orders", 0).LeaderEpoch()))
 			require.ErrorIs(t, back.AddTopics(t.Context(), "orders"), mirror.ErrStopped)
 			require.NoError(t, a.c.CheckWrite("orders", 0))
 		})
@@ -180,8 +180,9 @@ func TestUnclearPositionsAreNamedAndCutNothing(t *testing.T) {
 		}
 	}
 	newer := map[string]func(*wire.DescribeMirrorsResponse){
-		"negative epoch":  position(-2, 10),
-		"negative offset": position(0, -2),
+		"negative epoch":   position(-2, 10),
+		"negative offset":  position(0, -2),
+		"above all epochs": position(1<<30, 12),
 		"twice": func(resp *wire.DescribeMirrorsResponse) {
 			topic := &resp.Mirrors[0].Topics[0]
 			topic.Partitions = append(topic.Partitions, topic.Partitions[0])
@@ -196,8 +197,9 @@ func TestUnclearPositionsAreNamedAndCutNothing(t *testing.T) {
 		return func(resp *wire.LastMirroredOffsetsResponse) { f(&resp.Topics[0].Partitions[0]) }
 	}
 	older := map[string]func(*wire.LastMirroredOffsetsResponse){
-		"older, negative epoch":  part(func(v *wire.LastMirroredPartition) { v.Epoch = -3 }),
-		"older, negative offset": part(func(v *wire.LastMirroredPartition) { v.Offset = -3 }),
+		"older, negative epoch":   part(func(v *wire.LastMirroredPartition) { v.Epoch = -3 }),
+		"older, above all epochs": part(func(v *wire.LastMirroredPartition) { v.Epoch, v.Offset = 1<<30, 1<<40 }),
+		"older, negative offset":  part(func(v *wire.LastMirroredPartition) { v.Offset = -3 }),
 		"older, denied one": part(func(v *wire.LastMirroredPartition) {
 			*v = wire.LastMirroredPartition{ErrorCode: denied, Epoch: -1, Offset: -1}
 		}),

@@ -39,6 +39,14 @@ func (m *Mirror) askPeer(ctx context.Context, t *mirrorTopic) (peer, error) {
 			return p, fmt.Errorf("ask broker %d of the source: %w", broker, err)
 		}
 	}
+	for _, topic := range md.Topics {
+		for _, part := range topic.Partitions {
+			if v, ok := p.positions[part.ID]; ok && part.LeaderEpoch >= 0 && v.Epoch > part.LeaderEpoch {
+				return p, unclear(fmt.Errorf("partition %d: the last mirrored position (epoch %d, offset %d) lies above the leader epoch %d, "+
+					"which a takeover raises above all that was mirrored", part.ID, v.Epoch, v.Offset, part.LeaderEpoch))
+			}
+		}
+	}
 	slices.Sort(p.upstreams)
 	p.upstreams = slices.Compact(p.upstreams)
 	return p, nil
