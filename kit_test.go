@@ -24,6 +24,7 @@ type source struct {
 	host   *memlog.Host
 	c      *mirror.Coordinator
 	broker *broker.Broker
+	peers  []*peer // that stand before it
 }
 
 func newSource(t *testing.T, opts ...broker.Option) *source {
@@ -54,6 +55,10 @@ func newOrders(t *testing.T, n int, opts ...broker.Option) *source {
 func (s *source) close() {
 	require.NoError(s.t, s.broker.Close())
 	require.NoError(s.t, s.c.Close())
+	for _, p := range s.peers {
+		p.hangUp()
+		p.relays.Wait() // what one of them does may take its time
+	}
 }
 
 func (s *source) create(topic string, partitions int32) {

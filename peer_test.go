@@ -19,6 +19,7 @@ import (
 // or are broken in one point.
 type peer struct {
 	source *source
+	relays sync.WaitGroup
 
 	mu    sync.Mutex
 	rules map[int16]func(kmsg.Request, kmsg.Response)
@@ -27,7 +28,9 @@ type peer struct {
 }
 
 func (s *source) peer() *peer {
-	return &peer{source: s, rules: make(map[int16]func(kmsg.Request, kmsg.Response)), asked: make(map[int16]int)}
+	p := &peer{source: s, rules: make(map[int16]func(kmsg.Request, kmsg.Response)), asked: make(map[int16]int)}
+	s.peers = append(s.peers, p)
+	return p
 }
 
 // alter has f change the answers of one kind from now on; it may know the request. The later one replaces the earlier.
@@ -92,12 +95,12 @@ func (p *peer) dial(ctx context.Context, network, addr string) (net.Conn, error)
 	p.mu.Lock()
 	p.conns = append(p.conns, theirs)
 	p.mu.Unlock()
-	go func() {
+	p.relays.Go(func() {
 		defer inner.Close()
 		defer theirs.Close()
 		for p.relay(theirs, inner) == nil {
 		}
-	}()
+	})
 	return ours, nil
 }
 
