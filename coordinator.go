@@ -431,6 +431,8 @@ func (c *Coordinator) put(ctx context.Context, recs ...statelog.Record) error {
 				}
 			}
 		}
+	} else if err != nil {
+		err = fmt.Errorf("write state to %s: %w", StateTopic, err)
 	}
 	return err
 }

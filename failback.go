@@ -86,7 +86,7 @@ func (m *Mirror) resumeClaimed(ctx context.Context, t *mirrorTopic, h how) error
 	case now != t, t.wishedNow() != Stopped:
 		return nil // another call was faster
 	}
-	if err := t.await(ctx, Stopped); err != nil {
+	if err := t.awaitStop(ctx); err != nil {
 		return err
 	}
 	found, err := m.look(ctx, []string{t.name})

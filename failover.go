@@ -309,6 +309,9 @@ func (m *Mirror) promote(ctx context.Context, t *mirrorTopic) error {
 	look := m.nextLook()
 	for quiet := 0; ; { // two looks, so that a write between two answers is seen, also if it has been mirrored since
 		moved = nil
+		if t.wishedNow() == Stopped {
+			return hint(ErrStopped, "it is writable here, or about to be: Remove answers when it is")
+		}
 		if t.unseen(look) {
 			moved = errors.New("the source has not said yet which partitions it has")
 		}
@@ -352,7 +355,7 @@ func (m *Mirror) promote(ctx context.Context, t *mirrorTopic) error {
 	if _, err := m.want(ctx, t.name, Stopped); err != nil {
 		return err
 	}
-	return t.await(ctx, Stopped)
+	return t.awaitStop(ctx)
 }
 
 // missing says what of the source is not here yet; if nothing is, it answers the end.

@@ -470,3 +470,24 @@ func TestAPartitionMoreThanTheSourceIsRefusedByName(t *testing.T) {
 		equal(t, a, b, "orders", 4)
 	})
 }
+
+// Where a stop that Promote has decided fails, or is over, the next step that is named doesn't undo it.
+func TestPromoteThatFailsNamesRemove(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		_, b, m := mirrored(t, 1)
+		mend := failing(b.host, on(memlog.OpSync, "orders"))
+		next := func(err, what error) {
+			var te *mirror.TopicError
+			require.ErrorAs(t, err, &te)
+			require.ErrorIs(t, err, what)
+			require.Contains(t, te.Next, "Remove")
+			require.NotContains(t, te.Next, "Resume")
+		}
+		next(m.Promote(within(t, time.Minute), "orders"), mirror.ErrFailed)
+		next(m.Promote(within(t, time.Minute), "orders"), mirror.ErrStopped)
+		mend()
+		require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
+		next(m.Promote(within(t, time.Minute), "orders"), mirror.ErrStopped)
+		require.NoError(t, b.c.CheckWrite("orders", 0))
+	})
+}

@@ -194,6 +194,8 @@ func (m *Mirror) failed(topic string, err error) error {
 	e := &TopicError{Mirror: m.name, Topic: topic, Err: err}
 	if h, ok := errors.AsType[*hinted](err); ok {
 		e.Next = h.next
+	} else if !errors.Is(err, ErrClosed) && !errors.Is(err, ErrFenced) {
+		e.Next = "call it again once that is mended"
 	}
 	return e
 }
@@ -261,13 +263,14 @@ func (m *Mirror) Remove(ctx context.Context, topics ...string) error {
 		if err != nil {
 			return err
 		}
-		return t.await(ctx, Stopped)
+		return t.awaitStop(ctx)
 	})
 }
 
 // Promote is Remove for a planned move: it first waits until nothing that the source has acknowledged is missing here, in two looks at
 // the leaders' real ends between which they have not moved, and no transaction is open. WARNING: the topics become writable here. The
-// producers at the source must have been stopped. When ctx ends first, its error says what still moved, and nothing has changed.
+// producers at the source must have been stopped. When ctx ends first, its error says what still moved, and nothing has changed. When the
+// stop itself fails it stays decided: Remove goes on with it.
 func (m *Mirror) Promote(ctx context.Context, topics ...string) error {
 	return m.each(ctx, topics, func(ctx context.Context, name string) error {
 		t := m.topic(name)

@@ -193,7 +193,7 @@ func (m *Mirror) PlanAdd(ctx context.Context, topics ...string) (AddPlan, error)
 			return sourceErr
 		}
 		if t := m.topic(name); t != nil { // AddTopics waits for a stop to end, too
-			if err := t.await(ctx, Stopped); err != nil {
+			if err := t.awaitStop(ctx); err != nil {
 				return err
 			}
 		}

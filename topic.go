@@ -85,22 +85,22 @@ func (t *mirrorTopic) partition(num int32) *replica {
 	return t.replicas[num]
 }
 
-// await waits until every partition is in the state; a FAILED one ends it.
-func (t *mirrorTopic) await(ctx context.Context, s State) error {
+// awaitStop waits until every partition is STOPPED; a FAILED one ends it.
+func (t *mirrorTopic) awaitStop(ctx context.Context) error {
 	for _, r := range t.partitions() {
 		for {
 			changed := t.m.changed.next()
 			r.mu.Lock()
 			now, busy := r.stored, r.busy
 			r.mu.Unlock()
-			if now.state == s && !busy {
+			if now.state == Stopped && !busy {
 				break
 			}
-			if w := t.wishedNow(); w != s {
+			if w := t.wishedNow(); w != Stopped {
 				return fmt.Errorf("another command has asked for %s meanwhile", w)
 			}
 			if now.state == Failed && !busy {
-				return hint(fmt.Errorf("partition %d: %w in %s: %s", r.num, ErrFailed, now.before, now.text), "call it again once the cause is mended")
+				return hint(fmt.Errorf("partition %d: %w in %s: %s", r.num, ErrFailed, now.before, now.text), "Remove goes on with it once the cause is mended")
 			}
 			select {
 			case <-changed:
