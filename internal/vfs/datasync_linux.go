@@ -10,6 +10,10 @@ import (
 // syncing counts the syncs that are under way.
 var syncing atomic.Int32
 
+// threads bounds those that hold a thread each: with ten thousand the process would be ended. A channel from outside every bubble of
+// testing/synctest: whoever waits for it is not idle.
+var threads = make(chan struct{}, 4000)
+
 // datasync leaves out what a reader of the file does not need (its times), so it often costs one write less than fsync. One that is
 // alone waits for the disk by itself; of many at once the others are left to the kernel (aio_linux.go).
 func datasync(f *os.File) error {
@@ -19,18 +23,15 @@ func datasync(f *os.File) error {
 	}
 	alone := syncing.Add(1) == 1
 	defer syncing.Add(-1)
-	var left *request
-	cerr := conn.Control(func(fd uintptr) {
+	cerr := conn.Control(func(fd uintptr) { // held open until it ends
+		taken := false
 		if !alone {
-			left = submitSync(fd)
+			taken, err = requests().sync(fd)
 		}
-		if left == nil {
+		if !taken {
 			err = fdatasync(int(fd))
 		}
 	})
-	if left != nil {
-		err = left.wait()
-	}
 	if cerr != nil { // there is no other reason
 		err = os.ErrClosed
 	}
@@ -41,6 +42,8 @@ func datasync(f *os.File) error {
 }
 
 func fdatasync(fd int) error {
+	threads <- struct{}{}
+	defer func() { <-threads }()
 	for {
 		if err := syscall.Fdatasync(fd); !errors.Is(err, syscall.EINTR) {
 			return err
