@@ -497,7 +497,7 @@ func (c *Coordinator) ProducerIDFloor() int64 {
 }
 
 // OffsetCeiling is the smallest end that a cut has left since the partition's committed offsets were last clamped; not ok if there
-// was none. A host without ClampOffsets lowers what is committed above it before it serves.
+// was none. A host without ClampOffsets lowers what is committed above it before it serves, and calls OffsetsClamped.
 func (c *Coordinator) OffsetCeiling(ctx context.Context, topic string, partition int32) (end int64, ok bool, err error) {
 	t, err := c.topic(ctx, topic, partition)
 	if err != nil {
@@ -508,6 +508,22 @@ func (c *Coordinator) OffsetCeiling(ctx context.Context, topic string, partition
 		return 0, false, nil
 	}
 	return int64(binary.BigEndian.Uint64(b)), true, nil
+}
+
+// OffsetsClamped says that no offset is committed above end, which OffsetCeiling has answered: what is committed from now on is no longer
+// held against it. A cut that has left less since then stays to be asked for. Durable on return.
+func (c *Coordinator) OffsetsClamped(ctx context.Context, topic string, partition int32, end int64) error {
+	p, err := c.Partition(ctx, topic, partition)
+	if err != nil {
+		return err
+	}
+	return p.change(ctx, func(ctx context.Context) error { // no cut meanwhile
+		now, ok, err := c.OffsetCeiling(ctx, topic, partition)
+		if err != nil || !ok || now < end {
+			return err
+		}
+		return c.put(ctx, statelog.Record{Key: statelog.Key{Type: typeCeiling, Topic: p.id, Partition: partition}})
+	})
 }
 
 // partitionID names a partition in the state, where topics go by id.

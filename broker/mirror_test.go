@@ -270,3 +270,22 @@ func TestPositionsNeedTheRightToReadTheCluster(t *testing.T) {
 	require.Empty(t, denied.Mirrors)
 	require.Equal(t, int16(31), ask[*wire.LastMirroredOffsetsResponse](w, &wire.LastMirroredOffsetsRequest{Version: 1}).ErrorCode)
 }
+
+// A transaction is open in a topic that a mirror takes: what can't be committed is not said to be.
+func TestATransactionInATopicThatAMirrorHasTakenIsNotCommitted(t *testing.T) {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	source, dest, m := pair(t, "orders")
+	dial(t, source, "node-1").write("orders", 0, records(7))
+	w := dial(t, dest, "node-1")
+	require.NoError(t, m.AddTopics(ctx, "orders"))
+	require.NoError(t, m.WaitCaughtUp(ctx))
+	require.NoError(t, m.Remove(ctx, "orders"))
+	tx := initProducer(w, "tx", -1, -1)
+	require.Equal(t, []int16{0}, addToTxn(w, "tx", tx.ProducerID, tx.ProducerEpoch, "orders", 0))
+	require.NoError(t, m.Resume(ctx, "orders")) // nothing was written here
+	require.Equal(t, int16(134), endTxn(w, "tx", tx.ProducerID, tx.ProducerEpoch, true))
+	require.NoError(t, m.WaitCaughtUp(ctx))
+	require.Equal(t, int64(7), w.listOffset("orders", 0, -1, 0).Offset)
+	require.Zero(t, endTxn(w, "tx", tx.ProducerID, tx.ProducerEpoch, false), "it can be aborted, which says nothing of records")
+}

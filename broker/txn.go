@@ -236,7 +236,8 @@ func (ts *txns) enter(ctx context.Context, req *kmsg.ProduceRequest, h *batch.He
 	return t.lock.release, nil
 }
 
-// end commits or aborts. Asked again for what is done already it agrees.
+// end commits or aborts. Asked again for what is done already it agrees. What a mirror has taken meanwhile can't be committed: the
+// transaction stays open, and can be aborted.
 func (ts *txns) end(ctx context.Context, req *kmsg.EndTxnRequest) error {
 	t, err := ts.owned(ctx, req.TransactionalID, req.ProducerID, req.ProducerEpoch)
 	if err != nil {
@@ -252,6 +253,11 @@ func (ts *txns) end(ctx context.Context, req *kmsg.EndTxnRequest) error {
 		return nil
 	case doing:
 	case phaseOpen:
+		for _, part := range s.Parts {
+			if err := ts.b.c.CheckWrite(part.Topic, part.Partition); err != nil && req.Commit {
+				return err
+			}
+		}
 		s.Phase = doing
 		if err := ts.set(ctx, t, s); err != nil {
 			return err
