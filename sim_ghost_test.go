@@ -38,7 +38,9 @@ func (w *world) haunt(l *link, num int32, again bool) {
 		return
 	}
 	w.ghosts = append(w.ghosts, g)
-	_ = s.broker.Elect(simTopic, num, node%simNodes+1, false)
+	if s.broker.Elect(simTopic, num, node%simNodes+1, false) != nil {
+		return // it leads still, under the epoch that the ghost has
+	}
 	l.cable.haunt(g)
 	if again {
 		w.append(s, num, w.records(s, 2, -1, false), false, true)
