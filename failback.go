@@ -328,6 +328,9 @@ func (r *replica) choose(ctx context.Context, p peer, h how) (c choice, err erro
 			return c, fmt.Errorf("compare with the source: %w", err)
 		}
 		if !proven {
+			if start == end {
+				start = 0 // what was here had these offsets
+			}
 			c.unproven = &Range{r.num, start, end}
 			c.round.Empty = h == overwriting
 		}

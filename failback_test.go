@@ -199,30 +199,47 @@ func TestAFailbackOntoAnEmptiedLogClampsCommittedOffsets(t *testing.T) {
 	})
 }
 
+// With writes on both sides, some of which are never mirrored, and partitions that are added on either side between rounds and within.
 func TestTwentyRoundsBackAndForthStayExact(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, b := newSource(t, broker.Nodes(2)), newSource(t, broker.Nodes(2))
-		a.create("orders", 2)
-		a.write("orders", 0, 3)
+		a.create("orders", 1)
 		here, there := a, b
 		mirrors := map[*source]*mirror.Mirror{b: linked(t, "dr", b, a), a: linked(t, "back", a, b)}
 		r := rng(1)
+		partitions := int32(1)
 		for round := range 20 {
 			m := mirrors[there]
 			require.NoError(t, m.AddTopics(t.Context(), "orders"), "round %d", round)
-			for num := range int32(2) {
+			if round%3 == 1 {
+				partitions++
+				here.create("orders", partitions)
+			}
+			for num := range partitions {
 				here.write("orders", num, 1+r.IntN(4), 1+r.IntN(4))
 			}
+			eventually(t, "all partitions", func() bool { return len(m.Describe().Topics[0].Partitions) == int(partitions) })
 			caughtUp(t, m)
-			equal(t, a, b, "orders", 2)
+			equal(t, a, b, "orders", partitions)
 			if round%2 == 0 {
 				require.NoError(t, m.Promote(within(t, time.Hour), "orders"))
 			} else {
 				require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
-				here.write("orders", int32(r.IntN(2)), 1+r.IntN(3)) // never mirrored
+				for num := range partitions {
+					here.write("orders", num, 1+r.IntN(3)) // never mirrored
+				}
 			}
-			there.write("orders", int32(r.IntN(2)), 1+r.IntN(3))
+			if round%3 == 0 {
+				partitions++
+				there.create("orders", partitions)
+			}
+			there.write("orders", int32(r.IntN(int(partitions))), 1+r.IntN(3))
 			here, there = there, here
+		}
+		for _, m := range mirrors {
+			for _, p := range m.Describe().Topics[0].Partitions {
+				require.Zero(t, p.Totals.Lost)
+			}
 		}
 	})
 }
@@ -275,6 +292,71 @@ func TestALoopOfThreeIsRefused(t *testing.T) {
 		caughtUp(t, ab)
 		caughtUp(t, bc)
 		equal(t, a, c, "orders", 1)
+	})
+}
+
+// What the first link of a chain cuts, the next one does too.
+func TestAnUncleanElectionIsSeenThroughAChain(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		a, b, m := mirrored(t, 1)
+		c := newSource(t)
+		next := linked(t, "next", c, b)
+		addOrders(t, next)
+		a.write("orders", 0, 1, 1, 1)
+		caughtUp(t, m)
+		caughtUp(t, next)
+		require.NoError(t, a.broker.Lag("orders", 0, 2, 11))
+		require.NoError(t, a.broker.Elect("orders", 0, 2, true))
+		a.write("orders", 0, 1, 1, 1, 1)
+		for _, m := range []*mirror.Mirror{m, next} {
+			eventually(t, "cut", func() bool { return state(t, m, "orders", 0).Totals.Cuts > 0 })
+			caughtUp(t, m)
+			require.Equal(t, mirror.Totals{Cut: 2, Cuts: 1}, state(t, m, "orders", 0).Totals)
+		}
+		equal(t, a, b, "orders", 1)
+		equal(t, b, c, "orders", 1)
+	})
+}
+
+// The last link of a chain has taken over, and the first one is to follow it, past the one between: nothing of what the two have in common is
+// known, so nothing is cut, in either direction.
+func TestASkippedLinkIsRefusedWithoutProof(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		a, b, m := mirrored(t, 1)
+		c := newSource(t)
+		next := linked(t, "next", c, b)
+		addOrders(t, next)
+		require.NoError(t, next.Remove(within(t, time.Minute), "orders"))
+		require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
+		a.write("orders", 0, 2)
+		c.write("orders", 0, 3)
+		for _, skip := range []*mirror.Mirror{linked(t, "skip", a, c), linked(t, "skip", c, a)} {
+			err := skip.AddTopics(t.Context(), "orders")
+			require.ErrorIs(t, err, mirror.ErrNoProof)
+			var ranges *mirror.RangeError
+			require.ErrorAs(t, err, &ranges)
+			require.Empty(t, skip.Describe().Topics)
+		}
+		for _, s := range []*source{a, c} {
+			require.NoError(t, s.c.CheckWrite("orders", 0))
+			start, _ := s.partition("orders", 0).Bounds()
+			require.Zero(t, start)
+		}
+		require.Len(t, records(t, a, 0), 12)
+		require.Len(t, records(t, c, 0), 13)
+	})
+}
+
+// Retention has emptied a log of which nothing proves where its records came from: the refusal names what its offsets stood for.
+func TestAnEmptiedLogWithoutProofIsNamed(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		a, b := newOrders(t, 10), newSource(t)
+		require.NoError(t, b.host.EnsureTopic(t.Context(), mirror.Topic{Name: "orders", ID: topicID(t, a.host, "orders"), Partitions: 1}))
+		b.write("orders", 0, 5)
+		require.NoError(t, b.partition("orders", 0).AdvanceStart(t.Context(), 5))
+		err := linked(t, "dr", b, a).AddTopics(t.Context(), "orders")
+		require.ErrorIs(t, err, mirror.ErrNoProof)
+		require.ErrorContains(t, err, "partition 0 [0, 5)")
 	})
 }
 

@@ -398,44 +398,6 @@ func TestPlanAddIsRefusedWhereAddTopicsIs(t *testing.T) {
 }
 
 // Partitions are added where the topic is writable, and the other side follows: in each round, whichever side it was.
-func TestPartitionsGrownOnEitherSideBetweenRoundsStayExact(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		a, b := newSource(t), newSource(t)
-		a.create("orders", 1)
-		here, there := a, b
-		mirrors := map[*source]*mirror.Mirror{b: linked(t, "dr", b, a), a: linked(t, "back", a, b)}
-		for round := range int32(8) {
-			for num := range round + 1 {
-				here.write("orders", num, 2, 1)
-			}
-			m := mirrors[there]
-			require.NoError(t, m.AddTopics(t.Context(), "orders"), "round %d", round)
-			eventually(t, "all partitions", func() bool { return len(m.Describe().Topics[0].Partitions) == int(round+1) })
-			caughtUp(t, m)
-			equal(t, a, b, "orders", round+1)
-			if round%3 == 1 { // while it is mirrored
-				here.create("orders", round+2)
-				here.write("orders", round+1, 4)
-				eventually(t, "grown", func() bool { return len(m.Describe().Topics[0].Partitions) == int(round+2) })
-				caughtUp(t, m)
-				equal(t, a, b, "orders", round+2)
-			}
-			require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
-			for num := range round + 1 {
-				here.write("orders", num, 1) // never mirrored
-			}
-			there.create("orders", round+2)
-			there.write("orders", round+1, 5)
-			here, there = there, here
-		}
-		for _, m := range mirrors {
-			for num := range int32(2) {
-				require.Zero(t, state(t, m, "orders", num).Totals.Lost)
-			}
-		}
-	})
-}
-
 // The side that comes back has a partition that the other side never had: the other one is grown first.
 func TestAPartitionMoreThanTheSourceIsRefusedByName(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/segmentio/kafka-go"
 	"github.com/stretchr/testify/require"
+	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/clustermirror/mirror"
 	"github.com/clustermirror/mirror/broker"
@@ -334,44 +335,56 @@ func TestRetentionThatOvertakesAPausedMirrorIsReported(t *testing.T) {
 
 // An unclean election loses a tail at the source, and others are written at the same offsets: nothing but epochs can tell.
 func TestUncleanElectionAtTheSourceIsCutAndRefilled(t *testing.T) {
-	for _, when := range []string{"while mirroring", "while paused", "while down"} {
-		t.Run(when, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := newOrders(t, 10, broker.Nodes(2))
-				require.NoError(t, s.broker.Elect("orders", 0, 1, false))
-				host, ev := memlog.New(), new(events)
-				m := newMirror(t, s, host, mirror.OnEvent(ev.add))
-				require.NoError(t, m.AddTopics(t.Context(), "orders"))
-				s.write("orders", 0, 1, 1, 1)
-				caughtUp(t, m)
-				switch when {
-				case "while paused":
-					require.NoError(t, m.Pause(t.Context(), "orders"))
-					eventually(t, "paused", func() bool { return state(t, m, "orders", 0).State == mirror.Paused })
-				case "while down":
-					require.NoError(t, m.Close())
-				}
-				require.NoError(t, s.broker.Lag("orders", 0, 2, 11))
-				require.NoError(t, s.broker.Elect("orders", 0, 2, true))
-				s.write("orders", 0, 1, 1, 1, 1) // the same offsets again, and beyond
-				switch when {
-				case "while paused":
-					require.NoError(t, m.Resume(t.Context(), "orders"))
-				case "while down":
-					m = newMirror(t, s, host, mirror.OnEvent(ev.add))
-				}
-				eventually(t, "cut", func() bool { return state(t, m, "orders", 0).Totals.Cuts > 0 })
-				caughtUp(t, m)
-				requireSame(t, s, m, "orders", 1)
-				require.Equal(t, mirror.Totals{Cut: 2, Cuts: 1}, state(t, m, "orders", 0).Totals)
-				synctest.Wait()
-				cut := ev.of(mirror.Truncated)
-				require.Len(t, cut, 1)
-				require.Equal(t, [2]int64{11, 13}, [2]int64{cut[0].From, cut[0].To})
-				require.NotEmpty(t, cut[0].Reason)
+	for name, fetch := range map[string]int16{"newest": -1, "2.3": 11, "2.1": 10} { // the older ones don't say when fetching that logs have parted
+		for _, when := range []string{"while mirroring", "while idle", "while paused", "while down"} {
+			t.Run(name+" "+when, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) { uncleanElection(t, when, fetch) })
 			})
-		})
+		}
 	}
+}
+
+func uncleanElection(t *testing.T, when string, fetch int16) {
+	s := newOrders(t, 10, broker.Nodes(2))
+	require.NoError(t, s.broker.Elect("orders", 0, 1, false))
+	src := s.broker.Source()
+	if fetch >= 0 {
+		p := s.peer()
+		p.speaks(map[int16]int16{kmsg.Fetch.Int16(): fetch, kmsg.OffsetForLeaderEpoch.Int16(): 2})
+		src = p.Source()
+	}
+	host, ev := memlog.New(), new(events)
+	m := mirrorOf(t, src, host, mirror.OnEvent(ev.add))
+	require.NoError(t, m.AddTopics(t.Context(), "orders"))
+	s.write("orders", 0, 1, 1, 1)
+	caughtUp(t, m)
+	switch when {
+	case "while paused":
+		require.NoError(t, m.Pause(t.Context(), "orders"))
+		inState(t, m, 0, mirror.Paused)
+	case "while down":
+		require.NoError(t, m.Close())
+	}
+	require.NoError(t, s.broker.Lag("orders", 0, 2, 11))
+	require.NoError(t, s.broker.Elect("orders", 0, 2, true))
+	if when != "while idle" {
+		s.write("orders", 0, 1, 1, 1, 1) // the same offsets again, and beyond
+	}
+	switch when {
+	case "while paused":
+		require.NoError(t, m.Resume(t.Context(), "orders"))
+	case "while down":
+		m = mirrorOf(t, src, host, mirror.OnEvent(ev.add))
+	}
+	eventually(t, "cut", func() bool { return state(t, m, "orders", 0).Totals.Cuts > 0 })
+	caughtUp(t, m)
+	requireSame(t, s, m, "orders", 1)
+	require.Equal(t, mirror.Totals{Cut: 2, Cuts: 1}, state(t, m, "orders", 0).Totals)
+	synctest.Wait()
+	cut := ev.of(mirror.Truncated)
+	require.Len(t, cut, 1)
+	require.Equal(t, [2]int64{11, 13}, [2]int64{cut[0].From, cut[0].To})
+	require.NotEmpty(t, cut[0].Reason)
 }
 
 func TestFailOnDivergenceCutsNothingUntilRecover(t *testing.T) {

@@ -323,6 +323,81 @@ func TestHostFailsAtAnyCall(t *testing.T) {
 	}
 }
 
+// The same while topics change hands: a command that answers an error can be given again, and then does what it says.
+func TestHostFailsAtAnyCallOfACommand(t *testing.T) {
+	takenOver := func(t *testing.T, a, b *source, m *mirror.Mirror) {
+		inState(t, m, 0, mirror.Stopped)
+		require.NoError(t, b.c.CheckWrite("orders", 0))
+		b.write("orders", 0, 2)
+		addOrders(t, linked(t, "back", a, b))
+		equal(t, a, b, "orders", 1)
+	}
+	mirrored := func(t *testing.T, a, b *source, m *mirror.Mirror) {
+		inState(t, m, 0, mirror.Mirroring)
+		caughtUp(t, m)
+		equal(t, a, b, "orders", 1)
+	}
+	for _, x := range []struct {
+		name  string
+		begin func(t *testing.T, a, b *source, m *mirror.Mirror)
+		do    func(*mirror.Mirror, context.Context, ...string) error
+		end   func(t *testing.T, a, b *source, m *mirror.Mirror)
+		opts  []mirror.MirrorOption
+	}{
+		{name: "Remove", begin: openTxn, do: (*mirror.Mirror).Remove, end: takenOver},
+		{name: "Remove, TruncateToStable", begin: openTxn, do: (*mirror.Mirror).Remove, end: takenOver, opts: []mirror.MirrorOption{mirror.TruncateToStable(100)}},
+		{name: "Promote", do: (*mirror.Mirror).Promote, end: takenOver},
+		{name: "Resume", begin: removed(0), do: (*mirror.Mirror).Resume, end: mirrored},
+		{name: "Overwrite", begin: removed(2), do: (*mirror.Mirror).Overwrite, end: mirrored},
+	} {
+		t.Run(x.name, func(t *testing.T) {
+			for i := int64(1); ; i++ {
+				var calls atomic.Int64
+				inBubble(t, func(t *testing.T) {
+					a, b := newOrders(t, 10), newSource(t)
+					m := linked(t, "dr", b, a, x.opts...)
+					addOrders(t, m)
+					if x.begin != nil {
+						x.begin(t, a, b, m)
+					}
+					mend := failing(b.host, func(memlog.Op, string, int32) bool { return calls.Add(1) == i })
+					if err := x.do(m, within(t, time.Minute), "orders"); err != nil {
+						require.ErrorContains(t, err, errDisk.Error())
+						if err := x.do(m, within(t, time.Minute), "orders"); err != nil { // Promote has decided: the stop goes on by itself
+							require.ErrorIs(t, err, mirror.ErrStopped)
+						}
+					}
+					pass(time.Minute)
+					mend()
+					x.end(t, a, b, m)
+				})
+				if calls.Load() < i {
+					require.Greater(t, i, int64(8))
+					return
+				}
+			}
+		})
+	}
+}
+
+// openTxn leaves a transaction open in what is mirrored.
+func openTxn(t *testing.T, a, _ *source, m *mirror.Mirror) {
+	appendTo(t, a.partition("orders", 0), produced(5, 7, true))
+	a.write("orders", 0, 3)
+	caughtUp(t, m)
+}
+
+// removed stops the mirror, and writes on both sides.
+func removed(here int) func(t *testing.T, a, b *source, m *mirror.Mirror) {
+	return func(t *testing.T, a, b *source, m *mirror.Mirror) {
+		require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
+		a.write("orders", 0, 4)
+		if here > 0 {
+			b.write("orders", 0, here)
+		}
+	}
+}
+
 // onlyClosed are the errors of calls that Close has cut, or that came later.
 func onlyClosed(t *testing.T, err error) {
 	t.Helper()
