@@ -126,7 +126,7 @@ func Open(ctx context.Context, h Host, opts ...Option) (*Coordinator, error) {
 		return nil, fmt.Errorf("open log of %s: %w", StateTopic, err)
 	}
 	if c.store, err = statelog.Open(ctx, state, ErrOutOfOrder, statelog.Logger(c.log)); err != nil {
-		return nil, errors.Join(fmt.Errorf("load state from %s: %w", StateTopic, err), state.Close())
+		return nil, errors.Join(fmt.Errorf("load state: %w", advised(ofState(err))), state.Close())
 	}
 	c.ctx, c.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
 	c.indexCheckpoints()
@@ -420,7 +420,7 @@ func (c *Coordinator) background(f func(context.Context)) {
 func (c *Coordinator) put(ctx context.Context, recs ...statelog.Record) error {
 	err := c.store.Put(ctx, recs...)
 	if errors.Is(err, statelog.ErrFenced) {
-		err = fmt.Errorf("write state to %s: %w", StateTopic, ErrFenced)
+		err = fmt.Errorf("write state: %s: %w", StateTopic, ErrFenced)
 		c.gate.close(err)
 		c.cancel(err)
 		c.log.Error("fenced: the gate is closed and all mirrors end", "err", err)
@@ -432,7 +432,17 @@ func (c *Coordinator) put(ctx context.Context, recs ...statelog.Record) error {
 			}
 		}
 	} else if err != nil {
-		err = fmt.Errorf("write state to %s: %w", StateTopic, err)
+		err = fmt.Errorf("write state: %w", ofState(err))
+	}
+	return err
+}
+
+// ofState names the topic, and says what to do about one that is damaged.
+func ofState(err error) error {
+	err = fmt.Errorf("%s: %w", StateTopic, err)
+	if _, ok := errors.AsType[*statelog.DamagedError](err); ok {
+		return hint(fmt.Errorf("%w: %w", ErrStateDamaged, err), "put the topic back from a copy; without one delete it: its mirrors and their last mirrored "+
+			"positions are gone then, all topics are writable, and AddTopics takes those for the source's that it can prove to be")
 	}
 	return err
 }

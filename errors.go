@@ -43,6 +43,9 @@ var (
 	ErrUnknownMirror = errors.New("unknown mirror")
 	// ErrDetached is returned by what needs the source of a mirror that was found in the state without one.
 	ErrDetached = errors.New("mirror has no source attached")
+	// ErrStateDamaged is returned by Open, and by what must be written, when the StateTopic does not hold what was written to it. Nothing is
+	// changed then. WARNING: a host without its state has no mirrors and no positions, and all its topics are writable.
+	ErrStateDamaged = errors.New("the state is damaged")
 	// ErrFenced is returned by everything once a state write has found out that another Coordinator was opened on the same host.
 	ErrFenced = errors.New("another coordinator has been opened on this host, and only the newest mirrors: close this one")
 )

@@ -3,6 +3,7 @@ package mirror_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"net"
 	"sync"
@@ -502,4 +503,89 @@ func TestCloseDuringAnything(t *testing.T) {
 			requireSame(t, s, m, "orders", 3)
 		})
 	}
+}
+
+// flipped is a host whose state has a flipped bit.
+type flipped struct {
+	*memlog.Host
+	at int
+}
+
+type flippedLog struct {
+	mirror.Log
+	at int
+}
+
+func (h flipped) OpenLog(ctx context.Context, topic string, partition int32) (mirror.Log, error) {
+	l, err := h.Host.OpenLog(ctx, topic, partition)
+	if topic != mirror.StateTopic || err != nil {
+		return l, err
+	}
+	return flippedLog{l, h.at}, nil
+}
+
+func (l flippedLog) Read(ctx context.Context, offset int64, buf []byte) (int, error) {
+	n, err := l.Log.Read(ctx, offset, buf)
+	at := l.at
+	if all := readAll(ctx, l.Log); offset > 0 { // where the read begins
+		for b, err := range mirror.Batches(all) {
+			if err != nil || b.Base >= offset {
+				break
+			}
+			at -= len(b.Bytes)
+		}
+	}
+	if at >= 0 && n > at {
+		buf[at] ^= 4
+	}
+	return n, err
+}
+
+// A state that is damaged is refused by name, with what its loss would mean, and nothing is changed: with the right bytes all goes on.
+func TestADamagedStateIsRefusedAndLeftAsItIs(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		a, host := newOrders(t, 10), memlog.New()
+		m := mirrorOrders(t, a, host)
+		require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
+		require.NoError(t, m.Close())
+		log, err := host.OpenLog(t.Context(), mirror.StateTopic, 0)
+		require.NoError(t, err)
+		before := readAll(t.Context(), log)
+		at := 0
+		for b, err := range mirror.Batches(before) {
+			require.NoError(t, err)
+			_, err := mirror.Open(t.Context(), flipped{host, at + len(b.Bytes) - 1})
+			require.ErrorIs(t, err, mirror.ErrStateDamaged)
+			require.ErrorContains(t, err, fmt.Sprintf("%s: open state log: damaged at offset %d: ", mirror.StateTopic, b.Base))
+			require.ErrorContains(t, err, "all topics are writable")
+			require.Equal(t, before, readAll(t.Context(), log))
+			at += len(b.Bytes)
+		}
+		require.Greater(t, at, 1000)
+		m = newMirror(t, a, host)
+		require.Equal(t, int64(10), state(t, m, "orders", 0).Position.Offset)
+	})
+}
+
+// The state loses its end while a mirror runs: commands name that, and mirroring goes on.
+func TestAStateThatLosesItsEndIsNamed(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		a, host := newOrders(t, 10), memlog.New()
+		m := mirrorOrders(t, a, host)
+		log, err := host.OpenLog(t.Context(), mirror.StateTopic, 0)
+		require.NoError(t, err)
+		_, end := log.Bounds()
+		mend := failing(host, on(memlog.OpAppend, mirror.StateTopic)) // so that it is looked at
+		require.Error(t, m.Pause(within(t, time.Minute), "orders"))
+		mend()
+		require.NoError(t, log.TruncateTo(t.Context(), end-1))
+		err = m.Remove(within(t, time.Minute), "orders")
+		require.ErrorIs(t, err, mirror.ErrStateDamaged)
+		var te *mirror.TopicError
+		require.ErrorAs(t, err, &te)
+		require.Contains(t, te.Next, "put the topic back from a copy")
+		a.write("orders", 0, 5)
+		eventually(t, "mirrored on", func() bool { return state(t, m, "orders", 0).End == 15 })
+		require.Error(t, m.Coordinator().CheckWrite("orders", 0))
+	})
 }

@@ -38,7 +38,7 @@ type DamagedError struct {
 }
 
 func (e *DamagedError) Error() string {
-	return fmt.Sprintf("state log is damaged at offset %d: %v; restore the state topic from a copy, or delete it and add the mirrors again", e.Offset, e.Err)
+	return fmt.Sprintf("damaged at offset %d: %v", e.Offset, e.Err)
 }
 
 // Unwrap gives the cause.

@@ -598,7 +598,7 @@ func TestEveryFlippedBitIsFoundOrMeansNothing(t *testing.T) {
 			}
 			var de *DamagedError
 			require.ErrorAs(t, err, &de, "byte %d of batch %d", at, i)
-			require.Contains(t, err.Error(), "restore the state topic")
+			require.Contains(t, err.Error(), fmt.Sprintf("damaged at offset %d: ", de.Offset))
 			require.Zero(t, damaged.count("append"), "nothing is written to a damaged log")
 		}
 	}
