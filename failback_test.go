@@ -477,7 +477,8 @@ func TestStopSurvivesACrashAtEveryCall(t *testing.T) {
 func crashStops(t *testing.T, position int64, opts ...mirror.MirrorOption) {
 	crash := errors.New("crash")
 	for i := int64(1); ; i++ {
-		calls, done := int64(0), false
+		var calls atomic.Int64
+		done := false
 		synctest.Test(t, func(t *testing.T) {
 			a := newSource(t)
 			a.create("orders", 1)
@@ -493,13 +494,13 @@ func crashStops(t *testing.T, position int64, opts ...mirror.MirrorOption) {
 			addOrders(t, m)
 			require.NoError(t, open(t, c, "orders", 0).Sync(t.Context())) // what is lost unsynced is another test's matter
 			host.Fail(func(context.Context, memlog.Op, string, int32) error {
-				if calls++; calls >= i {
+				if calls.Add(1) >= i {
 					return crash
 				}
 				return nil
 			})
 			err = m.Remove(within(t, time.Second), "orders")
-			if done = calls < i; done {
+			if done = calls.Load() < i; done {
 				require.NoError(t, err)
 			}
 			crashed := host.Crash(rng(uint64(i)))
