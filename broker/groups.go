@@ -202,7 +202,7 @@ func (g *groups) answer(ctx context.Context, o committed) (committed, error) {
 	if err != nil {
 		return o, err
 	}
-	if ceiling != o.Ceiling {
+	if ceiling >= 0 && ceiling != o.Ceiling {
 		limit = min(limit, ceiling)
 	}
 	if o.Offset > limit || o.Epoch > p.LeaderEpoch() {

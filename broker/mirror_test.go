@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 
 	"github.com/clustermirror/mirror"
 	"github.com/clustermirror/mirror/broker"
+	"github.com/clustermirror/mirror/internal/batch"
 	"github.com/clustermirror/mirror/internal/wire"
 	"github.com/clustermirror/mirror/memlog"
 )
@@ -288,4 +290,60 @@ func TestATransactionInATopicThatAMirrorHasTakenIsNotCommitted(t *testing.T) {
 	require.NoError(t, m.WaitCaughtUp(ctx))
 	require.Equal(t, int64(7), w.listOffset("orders", 0, -1, 0).Offset)
 	require.Zero(t, endTxn(w, "tx", tx.ProducerID, tx.ProducerEpoch, false), "it can be aborted, which says nothing of records")
+}
+
+// The mirror takes the topic while the commit is written down: it is decided, but nobody is told that it was done.
+func TestACommitThatAMirrorOvertakesIsNotSaidToBeDone(t *testing.T) {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	source, dest, m := pair(t, "orders")
+	dial(t, source, "node-1").write("orders", 0, records(7))
+	w := dial(t, dest, "node-1")
+	require.NoError(t, m.AddTopics(ctx, "orders"))
+	require.NoError(t, m.WaitCaughtUp(ctx))
+	require.NoError(t, m.Remove(ctx, "orders"))
+	tx := initProducer(w, "tx", -1, -1)
+	require.Equal(t, []int16{0}, addToTxn(w, "tx", tx.ProducerID, tx.ProducerEpoch, "orders", 0))
+	require.Zero(t, txnProduce(w, 9, "tx", "orders", 0, sequenced(3, tx.ProducerID, tx.ProducerEpoch, 0, batch.Transactional)))
+	written, release := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	m.Coordinator().Host().(*memlog.Host).Fail(func(_ context.Context, op memlog.Op, topic string, _ int32) error {
+		if topic == broker.StateTopic && op == memlog.OpAppend {
+			once.Do(func() {
+				close(written)
+				<-release
+			})
+		}
+		return nil
+	})
+	done := make(chan int16, 1)
+	go func() { done <- endTxn(w, "tx", tx.ProducerID, tx.ProducerEpoch, true) }()
+	<-written
+	require.NoError(t, m.Overwrite(ctx, "orders"))
+	require.NoError(t, m.WaitCaughtUp(ctx))
+	close(release)
+	require.Equal(t, int16(134), <-done)
+	require.Zero(t, initProducer(w, "tx", -1, -1).ErrorCode, "its producer goes on")
+}
+
+// A host that has clamped what was committed says so: what is committed stays as it is.
+func TestOffsetsThatWereClampedAreStillCommitted(t *testing.T) {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	source, dest, m := pair(t, "orders")
+	dial(t, source, "node-1").write("orders", 0, records(7))
+	w := dial(t, dest, "node-1")
+	require.NoError(t, m.AddTopics(ctx, "orders"))
+	require.NoError(t, m.WaitCaughtUp(ctx))
+	require.NoError(t, m.Remove(ctx, "orders"))
+	w.write("orders", 0, records(20))
+	require.NoError(t, m.Overwrite(ctx, "orders"))
+	require.NoError(t, m.WaitCaughtUp(ctx))
+	require.Zero(t, commitOffset(w, 9, "g", "orders", 0, 5))
+	c := m.Coordinator()
+	end, ok, err := c.OffsetCeiling(ctx, "orders", 0)
+	require.NoError(t, err)
+	require.True(t, ok)
+	require.NoError(t, c.OffsetsClamped(ctx, "orders", 0, end))
+	require.Equal(t, int64(5), committedOffset(w, 9, "g", "orders", 0))
 }

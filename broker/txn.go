@@ -78,7 +78,7 @@ func (ts *txns) restore(id string, value []byte) error {
 		ts.b.goUnlessClosed(func() {
 			if t.lock.acquire(ts.b.ctx) == nil {
 				defer t.lock.release()
-				if err := ts.mark(ts.b.ctx, t); err != nil {
+				if _, err := ts.mark(ts.b.ctx, t); err != nil {
 					ts.b.log.Warn("transaction not ended", "transactional id", t.id, "err", err)
 				}
 			}
@@ -154,7 +154,7 @@ func (ts *txns) init(ctx context.Context, req *kmsg.InitProducerIDRequest) (id i
 	if req.ProducerID >= 0 && (req.ProducerID != t.state.ProducerID || req.ProducerEpoch != t.state.Epoch) {
 		return -1, -1, refuse(producerFenced, "transactional id %s has another owner now", t.id)
 	}
-	if err := ts.mark(ctx, t); err != nil { // what was decided but not carried out
+	if _, err := ts.mark(ctx, t); err != nil { // what was decided but not carried out
 		return -1, -1, err
 	}
 	s := t.state
@@ -265,7 +265,11 @@ func (ts *txns) end(ctx context.Context, req *kmsg.EndTxnRequest) error {
 	default:
 		return refuse(invalidTxnState, "the transaction is %q", s.Phase)
 	}
-	return ts.mark(ctx, t)
+	readOnly, err := ts.mark(ctx, t)
+	if err == nil && req.Commit && readOnly != nil { // it has begun since
+		return readOnly
+	}
+	return err
 }
 
 // abort ends an open transaction against its owner's will, who is fenced by it. The caller holds the lock.
@@ -276,12 +280,13 @@ func (ts *txns) abort(ctx context.Context, t *txn) error {
 	if err := ts.set(ctx, t, s); err != nil {
 		return err
 	}
-	return ts.mark(ctx, t)
+	_, err := ts.mark(ctx, t)
+	return err
 }
 
-// mark writes the markers of what was decided. It can be done twice: a marker without an open transaction means nothing. The caller
-// holds the lock.
-func (ts *txns) mark(ctx context.Context, t *txn) error {
+// mark writes the markers of what was decided, but where a mirror has taken the topic: readOnly says so. It can be done twice: a marker
+// without an open transaction means nothing. The caller holds the lock.
+func (ts *txns) mark(ctx context.Context, t *txn) (readOnly *mirror.ReadOnlyError, err error) {
 	s := t.state
 	control := batch.Control{Type: batch.ControlAbort}
 	switch s.Phase {
@@ -291,20 +296,19 @@ func (ts *txns) mark(ctx context.Context, t *txn) error {
 	case phaseAbort:
 		s.Phase = phaseAborted
 	default:
-		return nil
+		return nil, nil
 	}
 	for _, part := range s.Parts {
 		err := ts.markOne(ctx, part, batch.AppendControl(nil, 0, 0, s.ProducerID, s.Epoch, control, time.Now().UnixMilli()))
-		var readOnly *mirror.ReadOnlyError
 		if errors.Is(err, mirror.ErrUnknownPartition) || errors.As(err, &readOnly) {
 			// The topic is gone, or a mirror has taken it: it follows its source, which ends what is open there.
 			ts.b.log.Warn("transaction not ended", "transactional id", t.id, "topic", part.Topic, "partition", part.Partition, "err", err)
 		} else if err != nil {
-			return err
+			return nil, err
 		}
 	}
 	s.Parts = nil
-	return ts.set(ctx, t, s)
+	return readOnly, ts.set(ctx, t, s)
 }
 
 func (ts *txns) markOne(ctx context.Context, part txnPart, marker []byte) error {

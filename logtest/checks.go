@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"time"
 
@@ -175,7 +176,7 @@ var checks = []check{
 	},
 	{
 		name:  "truncate unsupported",
-		says:  "TruncateTo answers errors.ErrUnsupported only if it has changed nothing.",
+		says:  "TruncateTo answers errors.ErrUnsupported whatever the end, and only if it has changed nothing.",
 		needs: toNotCut,
 		run:   truncateUnsupported,
 	},
@@ -849,16 +850,23 @@ func truncateBelowStart(e *env) {
 
 func truncateAboveEnd(e *env) {
 	cuts(e, "TruncateTo", e.truncateTo, (*model).truncate, func(m *model, at int64) bool { return at >= m.end })
+	l, m := e.sample()
+	e.must(l.TruncateTo(e.ctx, math.MaxInt64), "TruncateTo the greatest offset") // whoever wants to know whether it can
+	e.same(l, m)
 }
 
 func truncateUnsupported(e *env) {
 	l, m := e.sample()
-	for at := m.start - 1; at < m.end; at++ {
+	check := func(at int64) {
 		if err := l.TruncateTo(e.ctx, at); err == nil {
 			e.fail("TruncateTo(%d) succeeded, though it answered errors.ErrUnsupported elsewhere", at)
 		}
 		e.same(l, m)
 	}
+	for at := m.start - 1; at <= m.end; at++ {
+		check(at)
+	}
+	check(math.MaxInt64)
 }
 
 func advanceStart(e *env) {
