@@ -178,7 +178,7 @@ func (r *replica) beginEmpty(ctx context.Context, p *Partition, at int64, aligne
 		return nil
 	}
 	if want < at { // retention took what was here: others' records come to stand where some of it was, from the last mirrored position on
-		if err := r.m.c.clampOffsets(ctx, r.t, r.num, max(want, min(rd.Offset, at))); err != nil {
+		if err := p.clampOffsets(ctx, max(want, min(rd.Offset, at))); err != nil {
 			return err
 		}
 	}
@@ -502,7 +502,7 @@ func (r *replica) finish(ctx context.Context, p *Partition, e cutEntry) error {
 		return err
 	}
 	_, end = p.Bounds() // a cut inside a batch came out lower
-	if err := r.m.c.clampOffsets(ctx, r.t, r.num, min(e.From, e.Target, end)); err != nil {
+	if err := p.clampOffsets(ctx, min(e.From, e.Target, end)); err != nil {
 		return err
 	}
 	r.mu.Lock()
@@ -602,7 +602,7 @@ func (p *Partition) olderState(ctx context.Context, r *replica) error {
 // mirroredOn says that what lies above the position was not written here, as it should be, so the source has come on since: a round that
 // begins with a position is aligned before anything comes, and one that ends with it has raised the epoch before anything is written.
 func (rd round) mirroredOn(l lineage) bool {
-	begins, ends := rd.Known && !rd.Aligned, rd.Stored && rd.Raised
+	begins, ends := rd.Known && !rd.Aligned && !rd.Raised, rd.Stored && rd.Raised
 	if !begins && !ends || rd.Offset < 0 || rd.Offset >= l.end {
 		return false
 	}

@@ -169,6 +169,59 @@ func TestAnEpochWithoutAnOffsetCutsWhatIsAboveIt(t *testing.T) {
 	})
 }
 
+// A position that one side repeats after the other, who has raised its epoch, is none that the other could not have.
+func TestAPositionThatComesBackIsNotUnclear(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		a, b, dr := mirrored(t, 1)
+		require.NoError(t, dr.Remove(within(t, time.Minute), "orders"))
+		mend := failing(a.host, on(memlog.OpAppend, "orders"))
+		back := linked(t, "back", a, b)
+		require.NoError(t, back.AddTopics(t.Context(), "orders"))
+		inState(t, back, 0, mirror.Failed)
+		_ = back.Remove(within(t, time.Second), "orders") // nothing came
+		mend()
+		require.NoError(t, back.Remove(within(t, time.Minute), "orders"))
+		require.NoError(t, dr.AddTopics(t.Context(), "orders"))
+		failing(b.host, func(memlog.Op, string, int32) bool { return true }) // b crashes before it has aligned
+		require.NoError(t, b.broker.Close())
+		require.NoError(t, b.c.Close())
+		b.host.Fail(nil)
+		b = sourceOn(t, b.host)
+		m, err := b.c.Detached("dr") // without a
+		require.NoError(t, err)
+		require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
+		b.write("orders", 0, 3)
+		again := linked(t, "again", a, b)
+		require.NoError(t, again.Overwrite(t.Context(), "orders"))
+		caughtUp(t, again)
+		equal(t, a, b, "orders", 1)
+	})
+}
+
+// A position that a side has from its peer is below the epoch that it takes over with, also where its own log is empty.
+func TestATakeoverGoesAboveThePositionOfItsRound(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		a, b := newOrders(t, 10), newSource(t)
+		dr, back := linked(t, "dr", b, a), linked(t, "back", a, b)
+		for _, m := range []*mirror.Mirror{dr, back, dr} {
+			addOrders(t, m)
+			require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
+		}
+		host := memlog.New(memlog.ClusterID(a.host.ClusterID())) // a is made anew
+		a = sourceOn(t, host)
+		require.NoError(t, linked(t, "back", a, b).AddTopics(t.Context(), "orders"))
+		failing(host, func(memlog.Op, string, int32) bool { return true }) // and crashes
+		require.NoError(t, a.broker.Close())
+		require.NoError(t, a.c.Close())
+		host.Fail(nil)
+		a = sourceOn(t, host)
+		m, err := a.c.Detached("back")
+		require.NoError(t, err)
+		require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
+		require.Less(t, state(t, m, "orders", 0).Position.Epoch, a.partition("orders", 0).LeaderEpoch())
+	})
+}
+
 // Answers about positions that are denied, or can't be: they are named, and never taken for "no position". Whichever of the looks at
 // the peer gets them, all is as it was, and the failback goes on once the answers are right.
 func TestUnclearPositionsAreNamedAndCutNothing(t *testing.T) {

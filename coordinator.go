@@ -441,7 +441,7 @@ func (c *Coordinator) put(ctx context.Context, recs ...statelog.Record) error {
 func ofState(err error) error {
 	err = fmt.Errorf("%s: %w", StateTopic, err)
 	if _, ok := errors.AsType[*statelog.DamagedError](err); ok {
-		return hint(fmt.Errorf("%w: %w", ErrStateDamaged, err), "put the topic back from a copy; without one delete it: its mirrors and their last mirrored "+
+		return hint(fmt.Errorf("%w: %w", ErrStateDamaged, err), "put the topic back from a copy, and Open again; without one delete it: its mirrors and their last mirrored "+
 			"positions are gone then, all topics are writable, and AddTopics takes those for the source's that it can prove to be")
 	}
 	return err
@@ -527,7 +527,7 @@ func (c *Coordinator) OffsetsClamped(ctx context.Context, topic string, partitio
 	if err != nil {
 		return err
 	}
-	return p.change(ctx, func(ctx context.Context) error { // no cut meanwhile
+	return p.change(ctx, func(ctx context.Context) error { // as clampOffsets
 		now, ok, err := c.OffsetCeiling(ctx, topic, partition)
 		if err != nil || !ok || now < end {
 			return err

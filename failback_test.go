@@ -551,37 +551,67 @@ func crashStops(t *testing.T, position int64, opts ...mirror.MirrorOption) {
 	}
 }
 
-// A host that can't cut is taken over all the same: what TruncateToStable would have cut is aborted. It is noticed at once, or when the cut
-// was announced.
+// A host that can't cut is taken over all the same: what TruncateToStable would have cut is aborted.
 func TestTruncateToStableOnAHostThatCannotCutAborts(t *testing.T) {
-	for name, from := range map[string]int64{"at once": 1, "at the cut": 2} {
-		t.Run(name, func(t *testing.T) {
-			inBubble(t, func(t *testing.T) {
-				a, b, m := mirrored(t, 1, mirror.TruncateToStable(100))
-				var cuts atomic.Int64
-				b.host.Fail(func(_ context.Context, op memlog.Op, topic string, _ int32) error {
-					if topic == "orders" && (op == memlog.OpTruncateTo || op == memlog.OpReset) && cuts.Add(1) >= from {
-						return errors.ErrUnsupported
-					}
-					return nil
-				})
-				appendTo(t, a.partition("orders", 0), produced(5, 7, true))
-				a.write("orders", 0, 3)
-				caughtUp(t, m)
-				require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
-				require.NoError(t, b.c.CheckWrite("orders", 0))
-				st := state(t, m, "orders", 0)
-				require.Equal(t, int64(20), st.End, "ABORT and reset")
-				require.Zero(t, st.Totals)
-				if from == 1 {
-					require.Equal(t, int64(18), st.Position.Offset)
-				}
-				b.write("orders", 0, 2)
-				addOrders(t, linked(t, "back", a, b))
-				equal(t, a, b, "orders", 1)
-			})
+	inBubble(t, func(t *testing.T) {
+		a, b, m := mirrored(t, 1, mirror.TruncateToStable(100))
+		b.host.Fail(cannotCut)
+		appendTo(t, a.partition("orders", 0), produced(5, 7, true))
+		a.write("orders", 0, 3)
+		caughtUp(t, m)
+		require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
+		require.NoError(t, b.c.CheckWrite("orders", 0))
+		st := state(t, m, "orders", 0)
+		require.Equal(t, int64(18), st.Position.Offset)
+		require.Equal(t, int64(20), st.End, "ABORT and reset")
+		require.Zero(t, st.Totals)
+		b.write("orders", 0, 2)
+		addOrders(t, linked(t, "back", a, b))
+		equal(t, a, b, "orders", 1)
+	})
+}
+
+// The same, where a round has announced a cut that can't be made: its stop leaves the log as it was, also when it crashes on the way.
+func TestAStopOnAHostThatCannotCutIsResumed(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		a, b := newOrders(t, 10), newSource(t)
+		dr := linked(t, "dr", b, a)
+		addOrders(t, dr)
+		require.NoError(t, dr.Remove(within(t, time.Minute), "orders"))
+		b.write("orders", 0, 3)
+		var dead atomic.Bool
+		b.host.Fail(func(ctx context.Context, op memlog.Op, topic string, partition int32) error {
+			if topic == "orders" && op == memlog.OpAppend { // the first one is the stop's
+				dead.Store(true)
+			}
+			if dead.Load() {
+				return errDisk
+			}
+			return cannotCut(ctx, op, topic, partition)
 		})
+		require.NoError(t, dr.Overwrite(t.Context(), "orders"))
+		require.Contains(t, inState(t, dr, 0, mirror.Failed).Reason, "this host can't cut them")
+		require.Error(t, dr.Remove(within(t, time.Minute), "orders"))
+		require.NoError(t, b.c.Close())
+		b.host.Fail(cannotCut)
+		again, err := mirror.Open(t.Context(), b.host)
+		require.NoError(t, err)
+		defer again.Close()
+		m, err := again.Detached("dr")
+		require.NoError(t, err)
+		pass(time.Minute)
+		require.NotEqual(t, mirror.Failed, state(t, m, "orders", 0).State, "the state is not older than the data")
+		require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
+		require.NoError(t, again.CheckWrite("orders", 0))
+		require.Equal(t, int64(15), state(t, m, "orders", 0).End, "ten mirrored, three and two resets of this side")
+	})
+}
+
+func cannotCut(_ context.Context, op memlog.Op, topic string, _ int32) error {
+	if topic == "orders" && (op == memlog.OpTruncateTo || op == memlog.OpReset) {
+		return errors.ErrUnsupported
 	}
+	return nil
 }
 
 // The source commits a transaction that the other side has aborted at its takeover: after failback the abort stands on both sides, and

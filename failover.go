@@ -42,7 +42,9 @@ func (r *replica) stop(ctx context.Context) (done round, err error) {
 		return rd, nil
 	}
 	if err == nil {
-		err = stopAnyway(r.finishCut(ctx, p))
+		if err = r.finishCut(ctx, p); errors.Is(err, errors.ErrUnsupported) {
+			err = nil // what was to be dropped stays, as where nobody has asked for the cut
+		}
 	}
 	if err == nil {
 		err = p.Sync(ctx)
@@ -68,7 +70,7 @@ func (r *replica) stop(ctx context.Context) (done round, err error) {
 	if position != nil && rd.Offset < end { // TruncateToStable
 		l, err := p.lineage(ctx)
 		if err == nil {
-			err = stopAnyway(r.drop(ctx, p, l.cutting(rd.Offset, "TruncateToStable: transactions were open"), rd, position...))
+			err = r.drop(ctx, p, l.cutting(rd.Offset, "TruncateToStable: transactions were open"), rd, position...)
 		}
 		if err != nil {
 			return rd, err
@@ -117,14 +119,6 @@ func (r *replica) position(ctx context.Context, p *Partition, rd round, end int6
 	return rd, []statelog.Record{{Key: r.key(statelog.TypePosition), Value: statelog.Position{Epoch: epoch, Offset: end}.Append(nil)}}, nil
 }
 
-// stopAnyway lets a stop go on though the host can't cut: what was to be dropped stays, as where nobody has asked for the cut.
-func stopAnyway(err error) error {
-	if errors.Is(err, errors.ErrUnsupported) {
-		return nil
-	}
-	return err
-}
-
 // stablePosition is the position of TruncateToStable: it is stored, and then the log is cut to it. A host that can't cut keeps all.
 func (r *replica) stablePosition(ctx context.Context, p *Partition, end int64, epoch int32) (int64, int32, error) {
 	lso, err := p.LastStableOffset(ctx)
@@ -150,7 +144,7 @@ func (r *replica) stablePosition(ctx context.Context, p *Partition, end int64, e
 func (r *replica) raiseForTakeover(ctx context.Context, p *Partition, rd round, sourceEpoch int32, position []statelog.Record) (round, error) {
 	err := p.change(ctx, func(ctx context.Context) error {
 		p.mu.Lock()
-		seen := max(p.epoch, p.sum.Epochs().Latest(), sourceEpoch, -1)
+		seen := max(p.epoch, p.sum.Epochs().Latest(), sourceEpoch, rd.Epoch, -1)
 		p.mu.Unlock()
 		if seen == math.MaxInt32 {
 			return undecided(fmt.Errorf("take over %s: %w", r, errNoEpochLeft))
@@ -266,18 +260,20 @@ func (r *replica) putRound(ctx context.Context, rd round, more ...statelog.Recor
 
 // clampOffsets makes sure that no committed offset lies above a cut: the ceiling is kept for hosts that ask, and hosts that can do
 // it at once are told.
-func (c *Coordinator) clampOffsets(ctx context.Context, t *mirrorTopic, partition int32, end int64) error {
-	key := statelog.Key{Type: typeCeiling, Topic: t.id, Partition: partition}
-	if b, ok := c.store.Get(key); ok && len(b) == 8 {
-		end = min(end, int64(binary.BigEndian.Uint64(b)))
-	}
-	if c.clamp != nil {
-		if err := c.clamp.ClampOffsets(ctx, t.name, partition, end); err != nil {
-			return fmt.Errorf("clamp committed offsets of %s-%d to %d: %w", t.name, partition, end, err)
+func (p *Partition) clampOffsets(ctx context.Context, end int64) error {
+	return p.change(ctx, func(ctx context.Context) error {
+		key := statelog.Key{Type: typeCeiling, Topic: p.id, Partition: p.num}
+		if b, ok := p.c.store.Get(key); ok && len(b) == 8 {
+			end = min(end, int64(binary.BigEndian.Uint64(b)))
 		}
-		return nil
-	}
-	return c.put(ctx, statelog.Record{Key: key, Value: binary.BigEndian.AppendUint64(nil, uint64(end))})
+		if p.c.clamp != nil {
+			if err := p.c.clamp.ClampOffsets(ctx, p.topic, p.num, end); err != nil {
+				return fmt.Errorf("clamp committed offsets of %s to %d: %w", p, end, err)
+			}
+			return nil
+		}
+		return p.c.put(ctx, statelog.Record{Key: key, Value: binary.BigEndian.AppendUint64(nil, uint64(end))})
+	})
 }
 
 // producerEpoch finds the epoch of an open transaction's producer: its marker must carry it.

@@ -2,6 +2,7 @@ package mirror_test
 
 import (
 	"context"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -451,5 +452,57 @@ func TestPromoteThatFailsNamesRemove(t *testing.T) {
 		require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
 		next(m.Promote(within(t, time.Minute), "orders"), mirror.ErrStopped)
 		require.NoError(t, b.c.CheckWrite("orders", 0))
+	})
+}
+
+// Offsets that were clamped are held against the next cut only, however close it comes.
+func TestACutWhileOffsetsAreClampedIsNotForgotten(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		a, b := newOrders(t, 10, broker.Nodes(2)), newSource(t)
+		require.NoError(t, a.broker.Elect("orders", 0, 1, false))
+		a.write("orders", 0, 1, 1, 1, 1, 1)
+		m := linked(t, "dr", b, a)
+		addOrders(t, m)
+		cut := func(node int32, to int64) {
+			require.NoError(t, a.broker.Lag("orders", 0, node, to))
+			require.NoError(t, a.broker.Elect("orders", 0, node, true))
+			a.write("orders", 0, 1, 1, 1, 1, 1, 1)
+		}
+		ceiling := func() (int64, bool) {
+			end, ok, err := b.c.OffsetCeiling(t.Context(), "orders", 0)
+			require.NoError(t, err)
+			return end, ok
+		}
+		cut(2, 13)
+		eventually(t, "cut", func() bool { return state(t, m, "orders", 0).Totals.Cuts == 1 })
+		caughtUp(t, m)
+		end, _ := ceiling()
+		require.Equal(t, int64(13), end)
+		require.NoError(t, b.c.OffsetsClamped(t.Context(), "orders", 0, 14))
+		_, ok := ceiling()
+		require.True(t, ok, "it is lower")
+
+		var dropped atomic.Bool
+		first := nth(1, on(memlog.OpAppend, mirror.StateTopic))
+		release := holding(b.host, func(op memlog.Op, topic string, partition int32) bool {
+			if op == memlog.OpTruncateTo && topic == "orders" {
+				dropped.Store(true)
+			}
+			return dropped.Load() && first(op, topic, partition)
+		})
+		cut(1, 11)
+		eventually(t, "dropped", dropped.Load)
+		done := make(chan error, 1)
+		go func() { done <- b.c.OffsetsClamped(t.Context(), "orders", 0, 13) }()
+		synctest.Wait()
+		release()
+		require.NoError(t, <-done)
+		caughtUp(t, m)
+		end, ok = ceiling()
+		require.True(t, ok)
+		require.Equal(t, int64(11), end)
+		require.NoError(t, b.c.OffsetsClamped(t.Context(), "orders", 0, 11))
+		_, ok = ceiling()
+		require.False(t, ok)
 	})
 }

@@ -78,7 +78,7 @@ var faults = []fault{
 	},
 	{
 		"committed offsets are not clamped", "align.go",
-		`if err := r.m.c.clampOffsets(ctx, r.t, r.num, min(e.From, e.Target, end)); err != nil {`,
+		`if err := p.clampOffsets(ctx, min(e.From, e.Target, end)); err != nil {`,
 		`_ = end
 	if err != nil {`,
 	},

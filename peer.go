@@ -41,7 +41,11 @@ func (m *Mirror) askPeer(ctx context.Context, t *mirrorTopic) (peer, error) {
 	}
 	for _, topic := range md.Topics {
 		for _, part := range topic.Partitions {
-			if v, ok := p.positions[part.ID]; ok && part.LeaderEpoch >= 0 && v.Epoch > part.LeaderEpoch {
+			v, ok := p.positions[part.ID]
+			if own, mine := m.c.ownPosition(t.name, t.id, part.ID, m.peerID()); mine && !v.beats(own) {
+				continue // it goes by ours, which may be all that theirs repeats
+			}
+			if ok && part.LeaderEpoch >= 0 && v.Epoch > part.LeaderEpoch {
 				return p, unclear(fmt.Errorf("partition %d: the last mirrored position (epoch %d, offset %d) lies above the leader epoch %d, "+
 					"which a takeover raises above all that was mirrored", part.ID, v.Epoch, v.Offset, part.LeaderEpoch))
 			}

@@ -97,7 +97,7 @@ func (t *mirrorTopic) awaitStop(ctx context.Context) error {
 				break
 			}
 			if w := t.wishedNow(); w != Stopped {
-				return fmt.Errorf("another command has asked for %s meanwhile", w)
+				return hint(fmt.Errorf("another command has asked for %s meanwhile", w), "that is what will be; Remove it again to stop it")
 			}
 			if now.state == Failed && !busy {
 				return hint(fmt.Errorf("partition %d: %w in %s: %s", r.num, ErrFailed, now.before, now.text), "Remove goes on with it once the cause is mended")
@@ -105,7 +105,7 @@ func (t *mirrorTopic) awaitStop(ctx context.Context) error {
 			select {
 			case <-changed:
 			case <-ctx.Done():
-				return fmt.Errorf("partition %d is %s: %w", r.num, now.state, ctx.Err())
+				return hint(fmt.Errorf("partition %d is %s: %w", r.num, now.state, ctx.Err()), "it goes on by itself; Remove waits for it")
 			}
 		}
 	}

@@ -583,7 +583,7 @@ func TestAStateThatLosesItsEndIsNamed(t *testing.T) {
 		require.ErrorIs(t, err, mirror.ErrStateDamaged)
 		var te *mirror.TopicError
 		require.ErrorAs(t, err, &te)
-		require.Contains(t, te.Next, "put the topic back from a copy")
+		require.Contains(t, te.Next, "put the topic back from a copy, and Open again")
 		a.write("orders", 0, 5)
 		eventually(t, "mirrored on", func() bool { return state(t, m, "orders", 0).End == 15 })
 		require.Error(t, m.Coordinator().CheckWrite("orders", 0))
