@@ -359,14 +359,22 @@ func TestAFailureThatCannotBeWrittenWaitsForAWordToo(t *testing.T) {
 	})
 }
 
+// stopped is a mirror that was stopped, and the state of the middle of that: the position is stored and the leader epoch raised, and nothing
+// is appended yet.
+func stopped(t *testing.T, a *source, host *memlog.Host) (m *mirror.Mirror, restore func()) {
+	t.Helper()
+	m = mirrorOrders(t, a, host)
+	restore = backupAt(t, host, on(memlog.OpAppend, "orders"))
+	require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
+	return m, restore
+}
+
 // The old state says that a stop is under way. Since then the other side has taken over, and was mirrored: the epoch that the stop goes to
 // when it is asked for again is none that the other side may use next.
 func TestAStopOfAnOlderStateKeepsApart(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		a, host := newOrders(t, 10), memlog.New()
-		m := mirrorOrders(t, a, host)
-		restore := backupAt(t, host, on(memlog.OpAppend, "orders")) // the position is stored and the epoch raised
-		require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
+		m, restore := stopped(t, a, host)
 		require.NoError(t, m.Resume(t.Context(), "orders"))
 		_, err := a.c.RaiseLeaderEpoch(t.Context(), "orders", 0, 1_000_000)
 		require.NoError(t, err)
@@ -386,9 +394,7 @@ func TestAStopOfAnOlderStateKeepsApart(t *testing.T) {
 func TestAStateOfAStopThatTheMirrorWentOnFromIsNamed(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		a, host := newOrders(t, 10), memlog.New()
-		m := mirrorOrders(t, a, host)
-		restore := backupAt(t, host, on(memlog.OpAppend, "orders")) // the position is stored and the epoch raised
-		require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
+		m, restore := stopped(t, a, host)
 		require.NoError(t, m.Resume(t.Context(), "orders"))
 		a.write("orders", 0, 5)
 		caughtUp(t, m)
@@ -408,9 +414,7 @@ func TestAStateOfAStopThatTheMirrorWentOnFromIsNamed(t *testing.T) {
 func TestAStopThatIsResumedAfterARestartKeepsApart(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		a, host := newOrders(t, 10), memlog.New()
-		m := mirrorOrders(t, a, host)
-		restore := backupAt(t, host, on(memlog.OpAppend, "orders")) // the position is stored and the epoch raised
-		require.NoError(t, m.Remove(within(t, time.Minute), "orders"))
+		m, restore := stopped(t, a, host)
 		c := m.Coordinator()
 		for range 100 {
 			_, err := c.RaiseLeaderEpoch(t.Context(), "orders", 0, 0)

@@ -273,16 +273,21 @@ func TestPositionsNeedTheRightToReadTheCluster(t *testing.T) {
 	require.Equal(t, int16(31), ask[*wire.LastMirroredOffsetsResponse](w, &wire.LastMirroredOffsetsRequest{Version: 1}).ErrorCode)
 }
 
-// A transaction is open in a topic that a mirror takes: what can't be committed is not said to be.
-func TestATransactionInATopicThatAMirrorHasTakenIsNotCommitted(t *testing.T) {
+// takenOver is a mirror of seven records that has been stopped, and a client of the broker over it.
+func takenOver(t *testing.T) (context.Context, *client, *mirror.Mirror) {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-	defer cancel()
+	t.Cleanup(cancel)
 	source, dest, m := pair(t, "orders")
 	dial(t, source, "node-1").write("orders", 0, records(7))
-	w := dial(t, dest, "node-1")
 	require.NoError(t, m.AddTopics(ctx, "orders"))
 	require.NoError(t, m.WaitCaughtUp(ctx))
 	require.NoError(t, m.Remove(ctx, "orders"))
+	return ctx, dial(t, dest, "node-1"), m
+}
+
+// A transaction is open in a topic that a mirror takes: what can't be committed is not said to be.
+func TestATransactionInATopicThatAMirrorHasTakenIsNotCommitted(t *testing.T) {
+	ctx, w, m := takenOver(t)
 	tx := initProducer(w, "tx", -1, -1)
 	require.Equal(t, []int16{0}, addToTxn(w, "tx", tx.ProducerID, tx.ProducerEpoch, "orders", 0))
 	require.NoError(t, m.Resume(ctx, "orders")) // nothing was written here
@@ -294,14 +299,7 @@ func TestATransactionInATopicThatAMirrorHasTakenIsNotCommitted(t *testing.T) {
 
 // The mirror takes the topic while the commit is written down: it is decided, but nobody is told that it was done.
 func TestACommitThatAMirrorOvertakesIsNotSaidToBeDone(t *testing.T) {
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-	defer cancel()
-	source, dest, m := pair(t, "orders")
-	dial(t, source, "node-1").write("orders", 0, records(7))
-	w := dial(t, dest, "node-1")
-	require.NoError(t, m.AddTopics(ctx, "orders"))
-	require.NoError(t, m.WaitCaughtUp(ctx))
-	require.NoError(t, m.Remove(ctx, "orders"))
+	ctx, w, m := takenOver(t)
 	tx := initProducer(w, "tx", -1, -1)
 	require.Equal(t, []int16{0}, addToTxn(w, "tx", tx.ProducerID, tx.ProducerEpoch, "orders", 0))
 	require.Zero(t, txnProduce(w, 9, "tx", "orders", 0, sequenced(3, tx.ProducerID, tx.ProducerEpoch, 0, batch.Transactional)))
@@ -328,14 +326,7 @@ func TestACommitThatAMirrorOvertakesIsNotSaidToBeDone(t *testing.T) {
 
 // A host that has clamped what was committed says so: what is committed stays as it is.
 func TestOffsetsThatWereClampedAreStillCommitted(t *testing.T) {
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-	defer cancel()
-	source, dest, m := pair(t, "orders")
-	dial(t, source, "node-1").write("orders", 0, records(7))
-	w := dial(t, dest, "node-1")
-	require.NoError(t, m.AddTopics(ctx, "orders"))
-	require.NoError(t, m.WaitCaughtUp(ctx))
-	require.NoError(t, m.Remove(ctx, "orders"))
+	ctx, w, m := takenOver(t)
 	w.write("orders", 0, records(20))
 	require.NoError(t, m.Overwrite(ctx, "orders"))
 	require.NoError(t, m.WaitCaughtUp(ctx))
