@@ -513,11 +513,20 @@ func (c *Coordinator) OffsetCeiling(ctx context.Context, topic string, partition
 	if err != nil {
 		return 0, false, err
 	}
-	b, ok := c.store.Get(statelog.Key{Type: typeCeiling, Topic: t.ID, Partition: partition})
+	end, ok = c.ceiling(t.ID, partition)
+	return end, ok, nil
+}
+
+func ceilingKey(id TopicID, partition int32) statelog.Key {
+	return statelog.Key{Type: typeCeiling, Topic: id, Partition: partition}
+}
+
+func (c *Coordinator) ceiling(id TopicID, partition int32) (end int64, ok bool) {
+	b, ok := c.store.Get(ceilingKey(id, partition))
 	if !ok || len(b) != 8 {
-		return 0, false, nil
+		return 0, false
 	}
-	return int64(binary.BigEndian.Uint64(b)), true, nil
+	return int64(binary.BigEndian.Uint64(b)), true
 }
 
 // OffsetsClamped says that no offset is committed above end, which OffsetCeiling has answered: what is committed from now on is no longer
@@ -528,11 +537,10 @@ func (c *Coordinator) OffsetsClamped(ctx context.Context, topic string, partitio
 		return err
 	}
 	return p.change(ctx, func(ctx context.Context) error { // as clampOffsets
-		now, ok, err := c.OffsetCeiling(ctx, topic, partition)
-		if err != nil || !ok || now < end {
-			return err
+		if now, ok := c.ceiling(p.id, partition); !ok || now < end {
+			return nil
 		}
-		return c.put(ctx, statelog.Record{Key: statelog.Key{Type: typeCeiling, Topic: p.id, Partition: partition}})
+		return c.put(ctx, statelog.Record{Key: ceilingKey(p.id, partition)})
 	})
 }
 

@@ -262,9 +262,8 @@ func (r *replica) putRound(ctx context.Context, rd round, more ...statelog.Recor
 // it at once are told.
 func (p *Partition) clampOffsets(ctx context.Context, end int64) error {
 	return p.change(ctx, func(ctx context.Context) error {
-		key := statelog.Key{Type: typeCeiling, Topic: p.id, Partition: p.num}
-		if b, ok := p.c.store.Get(key); ok && len(b) == 8 {
-			end = min(end, int64(binary.BigEndian.Uint64(b)))
+		if before, ok := p.c.ceiling(p.id, p.num); ok {
+			end = min(end, before)
 		}
 		if p.c.clamp != nil {
 			if err := p.c.clamp.ClampOffsets(ctx, p.topic, p.num, end); err != nil {
@@ -272,7 +271,7 @@ func (p *Partition) clampOffsets(ctx context.Context, end int64) error {
 			}
 			return nil
 		}
-		return p.c.put(ctx, statelog.Record{Key: key, Value: binary.BigEndian.AppendUint64(nil, uint64(end))})
+		return p.c.put(ctx, statelog.Record{Key: ceilingKey(p.id, p.num), Value: binary.BigEndian.AppendUint64(nil, uint64(end))})
 	})
 }
 
