@@ -124,7 +124,7 @@ func (m *Mirror) look(ctx context.Context, names []string) (map[string]wire.Topi
 	}
 	for id := range md.Brokers { // any: what can't be reached now will be told when it is needed
 		if _, err := m.client.Versions(ctx, id); errors.Is(err, wire.ErrVersion) {
-			return nil, fmt.Errorf("%w: %w", ErrSourceTooOld, err)
+			return nil, hint(fmt.Errorf("%w: %w", ErrSourceTooOld, err), "upgrade it, or copy the topics to a newer one; nothing was changed")
 		}
 		break
 	}
