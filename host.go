@@ -61,9 +61,10 @@ type Host interface {
 }
 
 // Log is one partition: whole record batches, in order, gaps allowed. Append, TruncateTo, AdvanceStart and Reset never
-// overlap each other; Read, Bounds and Sync may overlap anything. A host with replicas returns from TruncateTo and Reset when they have
-// converged: what is fetched next must not meet one that still holds what was cut. Package logtest checks what is said here. Once the topic was deleted
-// they answer ErrUnknownPartition or ErrClosed: the library then forgets the log, and asks for the one that is there now.
+// overlap each other; Read, Bounds and Sync may overlap anything. Package logtest checks what is said here. Once the topic was deleted
+// they answer ErrUnknownPartition or ErrClosed: the library then forgets the log, and asks for the one that is there now. A host with
+// replicas returns from TruncateTo and Reset when they have converged: what is fetched next must not meet one that still holds what was
+// cut.
 type Log interface {
 	// Bounds are the first offset held and the offset after the last one; equal when nothing is held. Never blocks.
 	Bounds() (start, end int64)

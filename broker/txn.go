@@ -253,9 +253,11 @@ func (ts *txns) end(ctx context.Context, req *kmsg.EndTxnRequest) error {
 		return nil
 	case doing:
 	case phaseOpen:
-		for _, part := range s.Parts {
-			if err := ts.b.c.CheckWrite(part.Topic, part.Partition); err != nil && req.Commit {
-				return err
+		if req.Commit {
+			for _, part := range s.Parts {
+				if err := ts.b.c.CheckWrite(part.Topic, part.Partition); err != nil {
+					return err
+				}
 			}
 		}
 		s.Phase = doing
