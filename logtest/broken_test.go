@@ -544,6 +544,14 @@ var brokenLogs = []struct {
 			return errors.Join(l.Log.TruncateTo(ctx, end), errors.ErrUnsupported)
 		},
 	}},
+	{"unsupported, but not where nothing is cut", "truncate unsupported", faults{
+		truncate: func(l *brokenLog, _ context.Context, end int64) error {
+			if _, last := l.Log.Bounds(); end >= last {
+				return nil
+			}
+			return errors.ErrUnsupported
+		},
+	}},
 	{"start at the beginning of a batch", "advance start", faults{
 		advance: func(l *brokenLog, ctx context.Context, start int64) error {
 			for b := range mirror.Batches(l.held(start)) {
